@@ -43,9 +43,10 @@ class Encoder:
     def too_long(self, n_characters: int) -> ContextOverflow | None:
         """The error for a text of so many characters; None if it is encoded."""
         longest = self._vocabulary.longest_piece_bytes
-        if n_characters <= max_characters(longest, self._n_ctx):
+        if n_characters <= min(longest, MAX_PIECE_BYTES) * max(self._n_ctx, MIN_TOKENS):
             return None
-        return too_many_characters(n_characters, self._n_ctx, longest)
+        n_tokens = max(self._n_ctx + 1, n_characters // longest)
+        return ContextOverflow(self._n_ctx, n_tokens, is_counted=False)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Token ids of `text`. Raises ContextOverflow for a text far longer than the context."""
@@ -63,27 +64,13 @@ class Encoder:
         return tokens, (TWO_BOS,) if has_two else ()
 
 
-def max_characters(longest_piece_bytes: int, n_ctx: int) -> int:
-    """Length of the longest text that can fit into a context."""
-    return min(longest_piece_bytes, MAX_PIECE_BYTES) * max(n_ctx, MIN_TOKENS)
-
-
-def too_many_characters(n_characters: int, n_ctx: int, longest_piece_bytes: int) -> ContextOverflow:
-    """The error for a text that is not encoded because of its length."""
-    n_tokens = max(n_ctx + 1, n_characters // longest_piece_bytes)
-    return ContextOverflow(n_ctx, n_tokens, is_counted=False)
-
-
 def encoded(text: str, vocabulary: Vocabulary, n_ctx: int, add_special: bool = True) -> list[int]:
     """Token ids of a text. Raises ContextOverflow for one that is far longer than the context.
 
-    To refuse a text without encoding all of it, its number of tokens is bounded from below, first
-    by the longest piece of the vocabulary, then by encoding growing prefixes: a text has at least
+    To refuse a text without encoding all of it, growing prefixes are encoded: a text has at least
     as many tokens as its prefix, except for a few at the cut, so twice the context is sufficient.
     """
     most = max(n_ctx, MIN_TOKENS)
-    if len(text) > vocabulary.longest_piece_bytes * most:
-        raise too_many_characters(len(text), n_ctx, vocabulary.longest_piece_bytes)
     length = 2 * most * PIECE_CHARACTERS
     while length < len(text):
         n_tokens = len(vocabulary.encode(text[:length], add_special))

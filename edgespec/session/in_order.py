@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import islice
 from typing import Generic, Self, TypeVar
 
@@ -34,13 +34,11 @@ class InOrder(Closeable, Generic[P]):
     def __init__(
         self, prompts: Iterable[P], start: Callable[[P], Generation], n_at_once: int
     ) -> None:
-        self._prompts: Iterator[P] = iter(prompts)
-        self._start = start
-        self._n_ahead = PROMPTS_PER_SLOT * n_at_once
         self._started: deque[Generation | Exception] = deque()
         """Generations in the order of their prompts; an error stands for one that did not start."""
         self._is_cancelled = False
         self._iterating = threading.Lock()
+        self._results = self._written(iter(prompts), start, PROMPTS_PER_SLOT * n_at_once)
 
     def __iter__(self) -> Self:
         return self
@@ -50,17 +48,9 @@ class InOrder(Closeable, Generic[P]):
         if not self._iterating.acquire(blocking=self._is_cancelled):  # then it soon ends
             raise UsageError("the results are in use: one thread at a time")
         try:
-            result = self._next()
-            if result is None or result.finish_reason == "cancelled":
-                self._end()
-        except BaseException:
-            self._end()
-            raise
+            return next(self._results)
         finally:
             self._iterating.release()
-        if result is None:
-            raise StopIteration
-        return result
 
     def cancel(self) -> None:
         """End all generations soon and start no further ones, from any thread."""
@@ -73,37 +63,38 @@ class InOrder(Closeable, Generic[P]):
         """End all generations and wait for them. Idempotent, from any thread."""
         self.cancel()
         with self._iterating:
-            self._end()
+            self._results.close()
 
-    def _next(self) -> GenerationResult | None:
-        """Start further generations and return the next result; None at the end."""
-        if self._is_cancelled:
-            return None
-        for prompt in islice(self._prompts, self._n_ahead - len(self._started)):
-            self._started.append(self._begun(prompt))
-            if self._is_cancelled:  # since it was checked above
-                self.cancel()
-        if not self._started:
-            return None
-        first = self._started[0]
-        if isinstance(first, Exception):
-            raise first
-        for _ in first:
-            pass
-        self._started.popleft()
-        return first.result
-
-    def _begun(self, prompt: P) -> Generation | Exception:
+    def _written(
+        self, prompts: Iterator[P], start: Callable[[P], Generation], n_ahead: int
+    ) -> Generator[GenerationResult, None, None]:
+        started = self._started
         try:
-            generation = self._start(prompt)
-            generation.run_ahead()
-        except Exception as error:  # noqa: BLE001 - raised in its place
-            return error
-        return generation
+            while not self._is_cancelled:
+                for prompt in islice(prompts, n_ahead - len(started)):
+                    started.append(_begun(start, prompt))
+                    if self._is_cancelled:  # since it was checked above
+                        self.cancel()
+                if not started:
+                    return
+                if isinstance(first := started[0], Exception):
+                    raise first
+                for _ in first:
+                    pass
+                started.popleft()
+                self._is_cancelled |= first.result.finish_reason == "cancelled"
+                yield first.result
+        finally:
+            self.cancel()
+            while started:
+                if isinstance(generation := started.popleft(), Generation):
+                    generation.close()
 
-    def _end(self) -> None:
-        self.cancel()
-        while self._started:
-            generation = self._started.popleft()
-            if isinstance(generation, Generation):
-                generation.close()
+
+def _begun(start: Callable[[P], Generation], prompt: P) -> Generation | Exception:
+    try:
+        generation = start(prompt)
+        generation.run_ahead()
+    except Exception as error:  # noqa: BLE001 - raised in its place
+        return error
+    return generation

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 
 import pytest
 
 from edgespec.errors import UsageError
-from edgespec.session.encoding import encoded
+from edgespec.session.encoding import Encoder, encoded
 
 
 class Words:
@@ -61,7 +62,7 @@ def test_what_no_tokens_could_hold_is_not_read_at_all() -> None:
     vocabulary = Words()
     vocabulary.longest_piece_bytes = 10
     with pytest.raises(UsageError, match="length is 100 tokens, and the prompt has at least 101"):
-        encoded("x" * 1001, vocabulary, 100)
+        Encoder(vocabulary, 100, nullcontext).encode("x" * 1001)
     assert vocabulary.n_characters == 0
 
 
