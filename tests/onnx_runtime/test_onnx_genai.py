@@ -196,10 +196,10 @@ def test_models_are_described_by_the_builders_configuration() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda graph: graph.input.add(name="block_table"), "without use_paged_attention"),
+        (lambda graph: graph.input.add(name="block_table"), "use_paged_attention"),
         (
             lambda graph: setattr(graph.output[0].type.tensor_type.shape.dim[1], "dim_value", 1),
-            "without prune_lm_head",
+            "prune_lm_head",
         ),
     ],
 )

@@ -86,16 +86,8 @@ RANKING = _Purpose(
     "scores pairs of texts, for which edgespec has no request", "name an embedding model"
 )
 TEXT = _Purpose("generates text and says of no vectors", "name an embedding model")
-ENCODER = _Purpose(
-    "reads its prompt with an encoder of its own, for which edgespec has no pass",
-    "name a decoder-only model, or run this one with llama.cpp",
-)
-DIFFUSION = _Purpose(
-    "fills in a whole text at once (diffusion), where edgespec checks a token after the other",
-    "name an autoregressive model, or run this one with llama.cpp's llama-diffusion-cli",
-)
 WHOLE_TEXT = _Purpose(
-    "has an encoder or writes by diffusion, as llama.cpp says, and not a token after the other",
+    "has an encoder or writes by diffusion, and not a token after the other",
     "name a decoder-only model, or run this one with llama.cpp",
 )
 SPEECH = _Purpose(
@@ -112,13 +104,9 @@ OTHER_HEAD = _Purpose(
     "is a drafting head of a kind that edgespec does not run",
     "name an EAGLE-3 or DFlash head, or a whole model of the target's family as the draft",
 )
-BROKEN = _Purpose(
-    "ends llama-cpp-python 0.3.36 when its graph is built",
-    "name another model, or run this one with another version of llama.cpp",
-)
-MIXED = _Purpose(
-    "writes images between its words, which llama.cpp keeps out of one token of a batch only",
-    "name a model that generates text alone, or run this one with llama.cpp",
+UNFIT = _Purpose(
+    "is computed otherwise by llama.cpp than edgespec needs it",
+    "name another model, or run this one with llama.cpp",
 )
 
 PURPOSES: dict[str, _Purpose] = {
@@ -129,16 +117,16 @@ PURPOSES: dict[str, _Purpose] = {
         ),
         EMBEDDING,
     ),
-    **dict.fromkeys(("t5", "t5encoder"), ENCODER),
-    **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), DIFFUSION),
+    **dict.fromkeys(("t5", "t5encoder", "dream", "llada", "llada-moe", "rnd1"), WHOLE_TEXT),
     **dict.fromkeys(("wavtokenizer-dec", "qwen3tts", "pockettts"), SPEECH),
     **dict.fromkeys(("eagle3", "dflash"), HEAD),
     "gemma4-assistant": OTHER_HEAD,
     "clip": VISION,
-    "chameleon": MIXED,
-    "plm": BROKEN,
+    "chameleon": UNFIT,
+    "plm": UNFIT,
 }
-"""Purposes of unsupported architectures."""
+"""Purposes of unsupported architectures; chameleon writes images between its words, and plm ends
+the process when its graph is built."""
 
 NO_POOLING, RANK = 0, 4
 POOLINGS = {1: "mean", 2: "CLS", 3: "last token", RANK: "rank"}

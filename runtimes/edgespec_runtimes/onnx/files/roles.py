@@ -19,7 +19,6 @@ MAX_VOCABULARY = 1 << 20
 """Most tokens of a vocabulary; the largest that is used has 262,144."""
 MAX_WIDTH = 1 << 20
 """Most numbers of a token's keys in one layer."""
-_PAGES = "block_table"
 _CACHE = re.compile(r"(?:past|present)\D*?(\d+)\D*?(key|value)$")
 _FLIPPED = re.compile(r"(?:past|present)_(key|value)s?[._](\d+)$")
 _FLOATS: dict[int, int] = {TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2}
@@ -70,15 +69,11 @@ def find_roles(graph: onnx.GraphProto, where: str) -> Roles:
     }:
         raise ModelError(f"{where}: keys and values of its past and present do not correspond")
     known = {IDS, MASK, POSITIONS, *past.values()}
-    if _PAGES in inputs:
-        raise ModelError(
-            f"{where} was built to keep its cache in pages of onnxruntime-genai: build it again "
-            "without use_paged_attention"
-        )
     if unknown := sorted(inputs.keys() - known):
         raise ModelError(
             f"{where} has inputs that a decoder does not need: {_listed(unknown)}; "
-            "export the decoder alone, as text-generation-with-past"
+            "export the decoder alone, as text-generation-with-past, or build it without "
+            "use_paged_attention"
         )
     n_layers = len(past) // 2
     kinds, shapes = set(), set()
@@ -144,12 +139,10 @@ def _cache(values: Iterable[str]) -> dict[tuple[int, str], str]:
 
 def _n_vocab(logits: onnx.ValueInfoProto, where: str) -> int:
     dims = logits.type.tensor_type.shape.dim
-    if len(dims) != 3 or dims[2].dim_value < 1:
-        raise ModelError(f"{where}: its logits must be [batch, tokens, vocabulary]")
-    if dims[1].dim_value == 1:
+    if len(dims) != 3 or dims[2].dim_value < 1 or dims[1].dim_value == 1:
         raise ModelError(
-            f"{where} returns logits of a text's last token only, a tree needs them of all: build "
-            "it again without prune_lm_head"
+            f"{where}: its logits must be [batch, tokens, vocabulary], of all tokens: build it "
+            "again without prune_lm_head"
         )
     if dims[2].dim_value > MAX_VOCABULARY:
         raise ModelError(
