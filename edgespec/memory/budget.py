@@ -220,7 +220,6 @@ def plan_memory(
     segmentations: Sequence[Sequence[SegmentSize]],
     resident: Sequence[MemoryRow] | None = None,
     paged: Sequence[MemoryRow] = (),
-    enforced: bool = True,
     margin_bytes: int = 0,
     experts: ExpertSizes | None = None,
 ) -> MemoryPlan:
@@ -248,9 +247,7 @@ def plan_memory(
     if resident is not None:
         rows = (*fixed, *resident)
         if sum(row.nbytes for row in rows) <= budget_bytes:
-            return MemoryPlan(
-                budget_bytes, rows, (), frozenset(), 0, False, reported, enforced=enforced
-            )
+            return MemoryPlan(budget_bytes, rows, (), frozenset(), 0, False, reported)
     rows = (*fixed, *paged)
     cut = cut_for(segmentations, budget_bytes - _total(rows), experts)
     unpinned = MemoryPlan(
@@ -261,7 +258,6 @@ def plan_memory(
         0,
         True,
         reported,
-        enforced=enforced,
         experts=experts,
         cut=cut,
         order=pinning_order(segmentations[cut]),

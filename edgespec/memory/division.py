@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 
 from edgespec.errors import BudgetError
 from edgespec.memory.budget import (
@@ -18,11 +19,14 @@ from edgespec.memory.budget import (
     MemoryPlan,
     MemoryRow,
     beside_later,
+    cut_for,
+    divided,
+    fixed_rows,
     least_bytes,
     plan_memory,
 )
 from edgespec.memory.needs import ModelNeeds, affordable
-from edgespec.memory.pinning import SegmentSize
+from edgespec.memory.pinning import SegmentSize, pinning_order
 from edgespec.settings.config import USUAL_DRAFT_MAX
 
 HEADROOM_BYTES = 4 * MIB
@@ -43,7 +47,6 @@ def plan_models(
     draft: ModelNeeds | None = None,
     *,
     score: Callable[[MemoryPlan], float],
-    enforced: bool = True,
     others: Sequence[MemoryRow] = (),
     adjustable: bool = False,
 ) -> MemoryPlan:
@@ -64,7 +67,7 @@ def plan_models(
     others = [*dict.fromkeys(shared), *others]
     least = {owner: len(needs.batches) - 1 for owner, needs in models.items()}
     rows = [_process_row(process_bytes), *others]
-    smallest = _divide(_UNLIMITED, rows, models, least, enforced).smallest_bytes
+    smallest = _divide(_UNLIMITED, rows, models, least).smallest_bytes
     margin_bytes = math.ceil((1 + HEADROOM_SHARE) * PROCESS_SPREAD_BYTES)
     named = smallest + margin_bytes
     if budget_bytes >= smallest:
@@ -76,18 +79,18 @@ def plan_models(
         for n_nodes in {batch.max_nodes for batch in target.batches}:
             for choice in _choices(models, n_nodes, tried_bytes):
                 with suppress(BudgetError):
-                    plans.append(_divide(tried_bytes, rows, models, choice, enforced))
+                    plans.append(_divide(tried_bytes, rows, models, choice))
                     break
         if not plans and any(batch.is_last_resort for batch in target.batches):
             with suppress(BudgetError):
-                plans.append(_divide(tried_bytes, rows, models, least, enforced))
+                plans.append(_divide(tried_bytes, rows, models, least))
         if plans:
             best = best_tree_size(plans, score)
             if tried_bytes < budget_bytes:
-                best = _divide(budget_bytes, rows, models, best.batches, enforced)
+                best = _divide(budget_bytes, rows, models, best.batches)
             return replace(best, smallest_bytes=named)
-    divided = _divide(budget_bytes, rows, models, least, enforced, margin_bytes)
-    return replace(divided, smallest_bytes=named)
+    best = _divide(budget_bytes, rows, models, least, margin_bytes)
+    return replace(best, smallest_bytes=named)
 
 
 def _choices(
@@ -118,7 +121,6 @@ def _divide(
     others: Sequence[MemoryRow],
     models: Mapping[str, ModelNeeds],
     choice: Mapping[str, int],
-    enforced: bool,
     margin_bytes: int = 0,
 ) -> MemoryPlan:
     """The plan with the chosen batches. The draft is loaded first, then the target."""
@@ -143,7 +145,6 @@ def _divide(
         target.cuts,
         target.resident,
         paged,
-        enforced,
         margin_bytes,
         target.experts,
     )
@@ -193,3 +194,50 @@ def best_tree_size(plans: Sequence[MemoryPlan], score: Callable[[MemoryPlan], fl
     least = (1 - LARGER_TREE_COST) * max(scores)
     good = [plan for plan, its in zip(plans, scores, strict=True) if its >= least]
     return max(good, key=lambda plan: plan.max_nodes)
+
+
+# Another budget for loaded models: only pinned segments, the ring and the cache of experts change
+
+Cuts = Sequence[Sequence[SegmentSize]]
+"""Segmentations of a target, coarsest first; none if its weights stay."""
+
+
+def smallest_budget(plan: MemoryPlan, cuts: Cuts) -> int:
+    """The smallest budget that models loaded by `plan` can be moved to."""
+    if not plan.paged or not cuts:
+        return plan.planned_bytes
+    kept = frozenset(chain.from_iterable(plan.order[: plan.n_kept]))
+    if kept:
+        cuts = [[segment for i, segment in enumerate(plan.segments) if i not in kept]]
+    nbytes = sum(plan.segments[i].pinning_bytes for i in kept)
+    rows = [*fixed_rows(plan), MemoryRow("target", "segments that a draft shares", nbytes)]
+    return least_bytes(rows, cuts, None, (), plan.experts)
+
+
+def adjusted(plan: MemoryPlan, budget_bytes: int, cuts: Cuts) -> MemoryPlan:
+    """The plan with another budget for models that are loaded by `plan`.
+
+    The cut stays unless its ring would take too much. What a draft shares stays pinned. Raises
+    BudgetError.
+    """
+    smallest = smallest_budget(plan, cuts)
+    if budget_bytes < smallest:
+        raise BudgetError(_too_small(plan, budget_bytes, smallest, bool(cuts)), smallest)
+    if not plan.paged or not cuts:
+        return replace(plan, budget_bytes=budget_bytes)
+    room = budget_bytes - sum(row.nbytes for row in fixed_rows(plan))
+    if not plan.n_kept and (cut := cut_for(cuts, room, plan.experts)) > plan.cut:
+        segments, order = tuple(cuts[cut]), pinning_order(cuts[cut])
+        plan = replace(plan, cut=cut, segments=segments, order=order, pinned=frozenset())
+    return divided(plan, budget_bytes)
+
+
+def _too_small(plan: MemoryPlan, budget_bytes: int, smallest: int, has_cuts: bool) -> str:
+    said = (
+        f"the memory budget of {budget_bytes / MIB:.0f} MiB is too small for what is loaded, which "
+        f"needs at least {-(-smallest // MIB)} MiB"
+    )
+    if plan.paged and has_cuts:
+        return f"{said} with its context and batches: load again with the smaller budget"
+    why = "cannot be moved" if plan.paged else "fits whole, so that its weights stay in memory"
+    return f"{said}: the target {why}; load it with `adjustable_budget=True`"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -191,14 +192,14 @@ def _prepare(settings: LoadSettings, cleanup: ExitStack) -> tuple[PreparedEmbedd
     needs = prepared.needs()
     heap.trim_heap_top()
     try:
-        return prepared, plan_models(
+        plan = plan_models(
             budget_bytes,
             process.footprint_bytes(),
             needs,
             score=lambda plan: plan.pinned_bytes,
-            enforced=prepared.enforced,
             others=[MemoryRow("process", REQUESTS, settings.reserve)],
         )
+        return prepared, replace(plan, enforced=prepared.enforced)
     except BudgetError as error:
         chosen = process.auto_note(budget_bytes, settings.memory_budget)
         raise BudgetError("; ".join([str(error), *chosen]), error.smallest_bytes) from error

@@ -9,22 +9,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar, Unpack
 
 from edgespec import runtimes
-from edgespec.concurrency.owning import Closeable
+from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.worker import Worker
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, Cancelled, ModelError, UsageError
 from edgespec.memory import heap, process
 from edgespec.memory.budget import MemoryPlan
-from edgespec.ports import Progress
+from edgespec.memory.needs import ModelNeeds
+from edgespec.ports import LanguageModel, Progress
 from edgespec.session import pairing
 from edgespec.session.given import checked
-from edgespec.session.loaded_models import LoadedModels
 from edgespec.session.prepared_models import PreparedModels
 from edgespec.session.strategy import USUAL_THREADS, Speed, texts_at_once
 from edgespec.settings import arguments
@@ -74,6 +74,35 @@ def open_models(
         _Opening(*checked(settings, engine_settings, progress, fields), trace) as opening,
     ):
         return opening.load()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModels(Closeable):
+    """A target and its draft, loaded under one plan; close them together."""
+
+    target: LanguageModel
+    draft: LanguageModel | None
+    plan: MemoryPlan
+    load_report: dict[str, float]
+    """Seconds by phase of loading, and `total`."""
+    settings: LoadSettings | None = None
+    """The settings that they were loaded by, without a draft that was left out."""
+    needs: ModelNeeds | None = None
+    """Memory needs of the target, for other budgets."""
+    looks_up: bool = False
+    """Guesses come from the text where the engine's settings leave that open: the target pages and
+    has no draft."""
+
+    def settled(self, settings: EngineSettings) -> EngineSettings:
+        """The engine's settings, with guesses from the text where they are left open and planned
+        for."""
+        is_open = self.looks_up and settings.lookup is None
+        return settings.but(lookup=True) if is_open else settings
+
+    def close(self) -> None:
+        """Free everything. Idempotent."""
+        owned = (self.target, self.draft)
+        close_all(*(part.close for part in owned if part is not None))
 
 
 class _Opening(Closeable):

@@ -29,7 +29,7 @@ from edgespec.paging import disk_speed
 from edgespec.ports import Progress
 from edgespec.session import session, strategy
 from edgespec.session.frequent_tokens import frequent_tokens
-from edgespec.session.loaded_models import LoadedModels
+from edgespec.session.opening import LoadedModels
 from edgespec.session.strategy import Strategy
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.units import format_rate, format_size

@@ -143,7 +143,6 @@ class PreparedModels(Closeable):
                 needs[0],
                 needs[1] if len(needs) > 1 else None,
                 score=partial(Speed(n_threads=n_threads).rate, n_texts=self.n_parallel),
-                enforced=target.enforced,
                 others=[MemoryRow("process", REQUESTS, self._request_bytes), *expected],
                 adjustable=settings.pages_all,
             )
@@ -266,6 +265,7 @@ class PreparedModels(Closeable):
         planned = self.divided([prepared.needs() for prepared in self.prepared])
         return replace(
             planned,
+            enforced=self.target.enforced,
             notes=(*planned.notes, *self.notes(planned)),
             ctx_size=self.target.info.n_ctx,
             n_parallel=self.n_parallel,

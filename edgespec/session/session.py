@@ -29,8 +29,7 @@ from edgespec.ports import Progress
 from edgespec.ports.text_request import Constraint, TextRequest
 from edgespec.session.encoding import Encoder
 from edgespec.session.in_order import InOrder
-from edgespec.session.loaded_models import LoadedModels
-from edgespec.session.opening import open_models, plan
+from edgespec.session.opening import LoadedModels, open_models, plan
 from edgespec.session.session_budget import BudgetReport, SessionBudget
 from edgespec.session.tokenizer import Tokenizer, chat_prompts
 from edgespec.session.warm_start import warm_engine

@@ -1,6 +1,6 @@
 """The memory budget of a session, which may change while texts are written.
 
-`changed_budget` divides it, the target's weights take the steps, `following` says how much is free.
+`division` divides it, the target's weights take the steps, `following` says how much is free.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from edgespec.concurrency.owning import POLL_S, Closeable
 from edgespec.engine.engine import Engine
 from edgespec.errors import BudgetError, EdgespecError, SessionClosed, UsageError
 from edgespec.grammar.specification import GRAMMAR_BYTES, GRAMMARS_AT_ONCE, library_bytes
-from edgespec.memory import changed_budget, process
+from edgespec.memory import division, process
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.following import QUICK_S, FreeMemory, GroupWatch, MemoryReading
 from edgespec.ports import AdjustsWeights, Vocabulary
-from edgespec.session.loaded_models import LoadedModels
+from edgespec.session.opening import LoadedModels
 from edgespec.settings.units import auto_bounds, format_size, parse_size
 from edgespec.values import PagingStats
 
@@ -124,10 +124,10 @@ class SessionBudget(Closeable):
 
     @property
     def _smallest_bytes(self) -> int:
-        return changed_budget.smallest_budget(self.plan, self._cuts)
+        return division.smallest_budget(self.plan, self._cuts)
 
     def _change_to(self, plan: MemoryPlan, budget_bytes: int) -> None:
-        plan = changed_budget.adjusted(plan, budget_bytes, self._cuts)
+        plan = division.adjusted(plan, budget_bytes, self._cuts)
         if self._weights is not None:
             self._wait(self._weights, plan, self._weights.divide(plan))
         self.plan = plan

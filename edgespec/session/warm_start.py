@@ -15,7 +15,7 @@ from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile, pair_digest
 from edgespec.grammar.specification import GRAMMARS_AT_ONCE
 from edgespec.ports import LanguageModel
-from edgespec.session.loaded_models import LoadedModels
+from edgespec.session.opening import LoadedModels
 from edgespec.state.prefix_cache import SlotPrefixes
 from edgespec.tracing.spans import Trace
 

@@ -29,8 +29,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.jobs import limits
 from edgespec.jobs.launching import drop_cache
 from edgespec.rules.sampling import SamplingParams
-from edgespec.session.loaded_models import LoadedModels
-from edgespec.session.opening import open_models
+from edgespec.session.opening import LoadedModels, open_models
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.rule_names import AcceptanceName, FallbackName
 from edgespec.settings.units import parse_rate, parse_size

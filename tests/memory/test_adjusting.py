@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgespec.errors import BudgetError
 from edgespec.memory.budget import MemoryPlan, MemoryRow, divided, next_step, plan_memory
-from edgespec.memory.changed_budget import adjusted, smallest_budget
+from edgespec.memory.division import adjusted, smallest_budget
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import MIN_RING_SLOTS, SegmentSize, divide, pinning_order, spread
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from edgespec.errors import BudgetError
 from edgespec.memory.budget import COPIES, MIB, MemoryPlan, MemoryRow
-from edgespec.memory.changed_budget import adjusted, smallest_budget
-from edgespec.memory.division import plan_models
+from edgespec.memory.division import adjusted, plan_models, smallest_budget
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.memory.pinning import SegmentSize
 
