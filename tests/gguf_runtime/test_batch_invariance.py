@@ -14,7 +14,7 @@ Q4_0 = 2
 """Number of the type in ggml."""
 
 
-class Kernels:
+class FakeKernels:
     """Products of rows that are wrong in the trials of these numbers."""
 
     def __init__(self, wrong: set[int]) -> None:
@@ -44,7 +44,7 @@ def test_a_type_varies_if_it_does_so_twice(
     wrong: set[int], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Packing decides about the text, so that one wrong answer must not."""
-    kernels = Kernels(wrong)
+    kernels = FakeKernels(wrong)
     monkeypatch.setattr(batch_invariance, "RowTrial", lambda *shape: kernels)
     assert N_ROWS < 256
     assert is_invariant_in(1, 2) == expected

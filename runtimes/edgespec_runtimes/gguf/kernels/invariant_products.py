@@ -91,8 +91,8 @@ def varies_as_stored(name: str) -> bool:
     return DIFFER in kernels or (MAY_DIFFER in kernels and not is_invariant_as_stored(code, n_rows))
 
 
-class _Hook(NamedTuple):
-    """What llama.cpp calls in place of `ggml_mul_mat`, once in a process."""
+class _ProductHook(NamedTuple):
+    """The function that llama.cpp calls in place of `ggml_mul_mat`, once in a process."""
 
     product: Import
     users: dict[int, InvariantProducts]
@@ -102,13 +102,13 @@ class _Hook(NamedTuple):
 _creating = threading.Lock()
 
 
-def _hook() -> _Hook:
+def _hook() -> _ProductHook:
     with _creating:
         return _new_hook()
 
 
 @functools.cache
-def _new_hook() -> _Hook:
+def _new_hook() -> _ProductHook:
     users: dict[int, InvariantProducts] = {}
     base = abi.ggml()
     multiply: _Maker = ctypes.cast(base.ggml_mul_mat, _Product)
@@ -150,7 +150,7 @@ def _new_hook() -> _Hook:
         products = multiply(context, weights, doubled)
         return view(context, products, n_out, n_rows, 1, 4 * n_out, 4 * n_out * n_rows, 0)
 
-    return _Hook(Import(abi.library_path(), ("ggml_mul_mat",), _Product(product)), users)
+    return _ProductHook(Import(abi.library_path(), ("ggml_mul_mat",), _Product(product)), users)
 
 
 def _is_matrix(weights: int) -> bool:
