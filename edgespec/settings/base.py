@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from inspect import Parameter, Signature, cleandoc
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -24,7 +23,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic._internal._model_construction import ModelMetaclass
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from edgespec.errors import UsageError
@@ -72,15 +70,7 @@ HIDDEN = Field(repr=False)
 """Annotation of a setting that only commands set: programs are not told of it."""
 
 
-class _Shown(ModelMetaclass):
-    """Lists what settings have themselves, so that `help` shows that."""
-
-    def __dir__(self) -> list[str]:
-        inherited = {*ModelMetaclass.__dir__(BaseModel)}
-        return [name for name in super().__dir__() if name not in inherited and name[0] != "_"]
-
-
-class Settings(BaseModel, metaclass=_Shown):
+class Settings(BaseModel):
     """Frozen settings, whose validation raises UsageError."""
 
     model_config = ConfigDict(
@@ -89,7 +79,7 @@ class Settings(BaseModel, metaclass=_Shown):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Show names, defaults and meanings in `help`, and no internals of pydantic."""
+        """Show names, defaults and meanings at the top of `help`."""
         lines, parameters = [], []
         for name, info in cls.model_fields.items():
             if not info.repr:
@@ -99,7 +89,7 @@ class Settings(BaseModel, metaclass=_Shown):
             parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=usual))
             meaning, _, more = cls.meaning(name).partition(". ")
             shown = "" if info.is_required() else f" = {default!r}"
-            lines += [f"{name}: {_shown(info.annotation)}{shown}", f"    {meaning}{more and '.'}"]
+            lines += [f"{name}{shown}", f"    {meaning}{more and '.'}"]
         cls.__signature__ = Signature(parameters)
         cls.__doc__ = "\n".join([cleandoc(cls.__doc__ or ""), "", *lines])
 
@@ -170,20 +160,6 @@ def _all_settings(kind: type[Settings]) -> Iterator[str]:
     yield from kind.model_fields
     for below in kind.__subclasses__():
         yield from _all_settings(below)
-
-
-def _shown(annotation: Any) -> str:
-    """A type without what only validates: `int | None`."""
-    origin, args = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _shown(args[0])
-    if origin in (Union, UnionType):
-        return " | ".join(map(_shown, args))
-    if origin is Literal:
-        return " | ".join(map(repr, args))
-    name = "None" if annotation is NoneType else getattr(annotation, "__name__", str(annotation))
-    inner = ", ".join("..." if arg is ... else _shown(arg) for arg in args)
-    return f"{name}[{inner}]" if inner else name
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
