@@ -9,9 +9,9 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,6 @@ DIGITS = 12
 """Digits of a target's digest in the names of its drafts."""
 _NAME = re.compile(rf".*-self-(\w+)-([0-9a-f]{{{DIGITS}}})\.gguf")
 OTHERWISE = "name a small model of its family with `draft`, or use `lookup=True`"
-DISK_MARGIN = 1.25
-"""Factor by which the next measurement of the disk may be faster, where a budget is named."""
 N_CLASSES = 8
 """Budgets that are equal in eighths of the target's size share a choice."""
 
@@ -164,7 +162,7 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
     tool.check_trimmable(target)
     alone = settings.model_copy(update={"model": target, "draft": None})
     plan = session.plan(alone, NO_GUESSES, progress)
-    chosen = _choose(target, plan, tool, partial(_planned, alone))
+    chosen = _choose(target, plan, tool)
     needed = 2 * chosen.file_bytes
     if (free := shutil.disk_usage(out.parent).free) < needed:
         raise EdgespecError(
@@ -210,20 +208,9 @@ class _Slower(UsageError):
     """A draft would be slower than none."""
 
 
-def _planned(alone: LoadSettings, budget_bytes: int) -> MemoryPlan:
-    """The plan of a target `alone` under another budget."""
-    changed = {"memory_budget": budget_bytes, "adjustable_budget": alone.pages_all}
-    return session.plan(alone.model_copy(update=changed), NO_GUESSES)
-
-
-def _choose(
-    target: Path, plan: MemoryPlan, tool: ModelTool, planned: Callable[[int], MemoryPlan]
-) -> Strategy:
-    """The candidate with the most expected tokens per second. `planned` gives the plan of the
-    target alone under another budget.
-
-    Raises BudgetError with a budget under which a draft is made, UsageError if there is none.
-    """
+def _choose(target: Path, plan: MemoryPlan, tool: ModelTool) -> Strategy:
+    """The candidate with the most expected tokens per second. Raises BudgetError where the budget
+    has no room for it, UsageError if there is none."""
     if not plan.paged:
         raise UsageError(
             f"{target.name} fits into {format_size(plan.budget_bytes)}: a draft made from it would "
@@ -233,23 +220,16 @@ def _choose(
     disk = disk_speed.bytes_per_second(target) or disk_speed.USUAL_BYTES_PER_S
     if chosen := strategy.own_draft(plan, trimmed_bytes, disk):
         return chosen[0]
-    for one in reversed(strategy.COARSENESSES):
-        nbytes = trimmed_bytes(one.bits) + strategy.buffer_bytes(plan)
-        both_bytes = plan.smallest_bytes + nbytes + process.STEP_BYTES
-        both_bytes = -(-both_bytes // MIB) * MIB  # as it is written
-        if both_bytes > plan.budget_bytes and strategy.own_draft(
-            planned(both_bytes), trimmed_bytes, DISK_MARGIN * disk, is_promised=True
-        ):
-            raise BudgetError(
-                f"a draft made from {target.name} takes {format_size(nbytes)} beside "
-                f"{format_size(plan.smallest_bytes)} for the target, more than "
-                f"{format_size(plan.budget_bytes)} leave: a `memory_budget` of "
-                f"{both_bytes // MIB}MiB has room for both",
-                both_bytes,
-            )
+    with_room = replace(plan, budget_bytes=1 << 62)
+    if chosen := strategy.own_draft(with_room, trimmed_bytes, disk, is_promised=True):
+        raise BudgetError(
+            f"a draft made from {target.name} takes {format_size(chosen[0].draft_bytes)} beside "
+            f"{format_size(plan.smallest_bytes)} for the target, more than "
+            f"{format_size(plan.budget_bytes)} leave: raise `memory_budget`"
+        )
     raise UsageError(
-        f"a draft made from {target.name} would be slower than none, also under larger budgets: "
-        f"this disk reads {format_rate(disk)}, for which its steps compute too long; {OTHERWISE}"
+        f"a draft made from {target.name} would be slower than none: this disk reads "
+        f"{format_rate(disk)}, for which its steps compute too long; {OTHERWISE}"
     )
 
 
