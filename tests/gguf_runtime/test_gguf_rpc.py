@@ -88,15 +88,6 @@ class TestSomeLayersThereAndTheRestPagedKeepTheContract(PortContract):
 
 
 @pytest.mark.slow
-class TestAllLayersThereKeepTheContract(PortContract):
-    atol = 0.2
-
-    @pytest.fixture
-    def model_factory(self, rpc_server: str) -> Callable[[], LanguageModel]:
-        return lambda: on_server(rpc_server, is_isolated=True)
-
-
-@pytest.mark.slow
 class TestDraftOnADeviceKeepsTheContract(PortContract):
     atol = 0.2
 

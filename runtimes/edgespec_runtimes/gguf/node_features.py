@@ -35,10 +35,6 @@ class NodeTap(FeatureTap):
         self._n_computed = 0
         self._copied = np.zeros((len(self.layers), n_rows, n_values), np.float32)
         self._n_filled = [0] * len(self.layers)
-        library = abi.ggml()
-        self._get = library.ggml_backend_tensor_get
-        self._get.restype = None
-        self._get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
 
     def begin_pass(self, n_rows: int) -> None:
         super().begin_pass(n_rows)
@@ -73,5 +69,6 @@ class NodeTap(FeatureTap):
         into = self._copied[index, begin : begin + n_new]
         is_dense = tensor.type == ggml.F32 and tensor.nb[1] == 4 * n_values
         if is_dense and into.shape == (n_new, n_values) and n_new:
-            self._get(node, into.ctypes.data, 0, into.nbytes)
+            sizes = ctypes.c_size_t(0), ctypes.c_size_t(into.nbytes)
+            ggml.call(None, "ggml_backend_tensor_get", node, into.ctypes.data, *sizes)
             self._n_filled[index] += n_new

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
-from edgespec_runtimes.gguf.llama import abi
+from edgespec_runtimes.gguf.llama import abi, ggml
 from edgespec_runtimes.gguf.llama.imports import replaced_import
 from edgespec_runtimes.kit.segmented import ContextSize
 
@@ -93,24 +93,19 @@ class CacheMemory:
             self._advise(address + begin * row_bytes, address + end * row_bytes)
 
     def _take(self, context: int, buffer: int) -> None:
-        base, handle = abi.ggml(), ctypes.c_void_p(buffer)
         if not abi.buffer_is_host(buffer):
             return
-        first, following = base.ggml_get_first_tensor, base.ggml_get_next_tensor
-        for function in (first, following):
-            function.restype = ctypes.c_void_p
-        found, tensor = [], first(ctypes.c_void_p(context))
+        found, tensor = [], ggml.pointer("ggml_get_first_tensor", context)
         while tensor:
             content = abi.GgmlTensor.from_address(tensor)
             if not content.view_src and content.name.startswith((b"cache_k_l", b"cache_v_l")):
                 found.append(CacheTensor(content.data, content.nb[1]))
-            tensor = following(ctypes.c_void_p(context), ctypes.c_void_p(tensor))
+            tensor = ggml.pointer("ggml_get_next_tensor", context, tensor)
         if not found:
             return
         self.tensors += found
-        get_base, get_size = base.ggml_backend_buffer_get_base, base.ggml_backend_buffer_get_size
-        get_base.restype, get_size.restype = ctypes.c_void_p, ctypes.c_size_t
-        begin, size = get_base(handle), get_size(handle)
+        begin = ggml.pointer("ggml_backend_buffer_get_base", buffer)
+        size = ggml.call(ctypes.c_size_t, "ggml_backend_buffer_get_size", buffer)
         self._buffers[buffer] = (begin, size)
         self._advise(begin, begin + size, _NO_HUGE_PAGES)
 

@@ -25,7 +25,7 @@ from edgespec_runtimes.gguf.context.windows import (
     n_ends,
 )
 from edgespec_runtimes.gguf.file.layout import KINDS
-from edgespec_runtimes.gguf.llama import abi, log
+from edgespec_runtimes.gguf.llama import abi, ggml, log
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.llama.imports import replaced_import
@@ -253,12 +253,10 @@ def _params(model: Model, shape: ContextShape) -> Any:
 
 def _graph_bytes(n_nodes: int) -> int:
     """Bytes of a graph of up to `n_nodes`, which llama.cpp allocates and clears at once."""
-    ggml = abi.ggml()
-    ggml.ggml_tensor_overhead.restype = ctypes.c_size_t
-    ggml.ggml_graph_overhead_custom.restype = ctypes.c_size_t
-    ggml.ggml_graph_overhead_custom.argtypes = [ctypes.c_size_t, ctypes.c_bool]
-    nodes, edges = n_nodes * ggml.ggml_tensor_overhead(), ggml.ggml_graph_overhead_custom
-    return int(nodes + edges(n_nodes, False))
+    tensor_bytes = ggml.call(ctypes.c_size_t, "ggml_tensor_overhead")
+    size = ctypes.c_size_t(n_nodes), ctypes.c_bool(False)
+    edges_bytes = ggml.call(ctypes.c_size_t, "ggml_graph_overhead_custom", *size)
+    return int(n_nodes * tensor_bytes + edges_bytes)
 
 
 def windows_of(model: Model, shape: ContextShape) -> WindowCells | None:

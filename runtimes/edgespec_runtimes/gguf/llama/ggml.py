@@ -32,12 +32,12 @@ def verify_mirror() -> None:
     with ExitStack() as owned:
         context = new_context(owned, has_data=True)
         a, b = new_tensor(context, F32, 7, 3), new_tensor(context, F32, 7, 5)
-        _address("ggml_set_name", a, b"edgespec mirror")
-        product = _address("ggml_mul_mat", context, a, b)
+        pointer("ggml_set_name", a, b"edgespec mirror")
+        product = pointer("ggml_mul_mat", context, a, b)
         left, out = abi.GgmlTensor.from_address(a), abi.GgmlTensor.from_address(product)
         agrees = (
             left.name == b"edgespec mirror"
-            and left.data == _address("ggml_get_data", a)
+            and left.data == pointer("ggml_get_data", a)
             and list(left.ne) == [7, 3, 1, 1]
             and list(out.ne) == [3, 5, 1, 1]
             and list(out.src[:3]) == [a, b, None]
@@ -55,24 +55,24 @@ def new_context(owned: ExitStack, has_data: bool = False) -> int:
 
     `owned` frees it.
     """
-    context = _address("ggml_init", abi.InitParams(1 << 16, None, not has_data))
-    owned.callback(_address, "ggml_free", context)
+    context = pointer("ggml_init", abi.InitParams(1 << 16, None, not has_data))
+    owned.callback(pointer, "ggml_free", context)
     return context
 
 
 def new_tensor(context: int, kind: int, n_in: int, n_rows: int) -> int:
     """Create a tensor of shape [n_rows, n_in]."""
     sizes = ctypes.c_int64(n_in), ctypes.c_int64(n_rows)
-    return _address("ggml_new_tensor_2d", context, ctypes.c_int(kind), *sizes)
+    return pointer("ggml_new_tensor_2d", context, ctypes.c_int(kind), *sizes)
 
 
 def new_buffer(owned: ExitStack, buffer_type: int, nbytes: int) -> int:
     """Create a buffer for weights, which `owned` frees. Raises EdgespecError without memory."""
-    buffer = _address("ggml_backend_buft_alloc_buffer", buffer_type, ctypes.c_size_t(nbytes))
+    buffer = pointer("ggml_backend_buft_alloc_buffer", buffer_type, ctypes.c_size_t(nbytes))
     if not buffer:
         raise EdgespecError(f"{buffer_type_name(buffer_type)} has no room for {nbytes:,} bytes")
-    owned.callback(_address, "ggml_backend_buffer_free", buffer)
-    _call(None, "ggml_backend_buffer_set_usage", buffer, ctypes.c_int(_WEIGHTS))
+    owned.callback(pointer, "ggml_backend_buffer_free", buffer)
+    call(None, "ggml_backend_buffer_set_usage", buffer, ctypes.c_int(_WEIGHTS))
     return buffer
 
 
@@ -80,18 +80,18 @@ def place(tensor: int, buffer: int, address: int) -> None:
     """Point a tensor to data at an address in a buffer, in the buffer's layout."""
     fields = abi.GgmlTensor.from_address(tensor)
     fields.buffer, fields.data = buffer, address
-    _call(ctypes.c_int, "ggml_backend_buffer_init_tensor", buffer, tensor)
+    call(ctypes.c_int, "ggml_backend_buffer_init_tensor", buffer, tensor)
 
 
 def set_tensor(tensor: int, content: Any, nbytes: int) -> None:
     """Copy bytes of a file to a tensor, whose buffer converts them to its layout."""
     sizes = ctypes.c_size_t(0), ctypes.c_size_t(nbytes)
-    _call(None, "ggml_backend_tensor_set", tensor, content, *sizes)
+    call(None, "ggml_backend_tensor_set", tensor, content, *sizes)
 
 
 def row_bytes(kind: int, n_in: int) -> int:
     sizes = ctypes.c_int(kind), ctypes.c_int64(n_in)
-    return int(_call(ctypes.c_size_t, "ggml_row_size", *sizes))
+    return int(call(ctypes.c_size_t, "ggml_row_size", *sizes))
 
 
 @functools.cache
@@ -106,7 +106,7 @@ def packs(buffer_type: int, kind: int, n_in: int, n_out: int) -> bool:
 
 
 def buffer_type_name(buffer_type: int) -> str:
-    name: bytes = _call(ctypes.c_char_p, "ggml_backend_buft_name", buffer_type)
+    name: bytes = call(ctypes.c_char_p, "ggml_backend_buft_name", buffer_type)
     return name.decode()
 
 
@@ -124,27 +124,27 @@ def unpacked_buffer_type() -> int:
     content = ctypes.create_string_buffer(2 * _ALIGNMENT)
     address = -(-ctypes.addressof(content) // _ALIGNMENT) * _ALIGNMENT
     size = ctypes.c_size_t(_ALIGNMENT)
-    buffer = _address("ggml_backend_cpu_buffer_from_ptr", address, size)
+    buffer = pointer("ggml_backend_cpu_buffer_from_ptr", address, size)
     try:
-        return _address("ggml_backend_buffer_get_type", buffer)
+        return pointer("ggml_backend_buffer_get_type", buffer)
     finally:
-        _address("ggml_backend_buffer_free", buffer)
+        pointer("ggml_backend_buffer_free", buffer)
 
 
 def buffer_type_of(device: int) -> int:
     """Buffer type of a device's memory."""
-    return _address("ggml_backend_dev_buffer_type", device)
+    return pointer("ggml_backend_dev_buffer_type", device)
 
 
 def devices_of(kind: int) -> list[int]:
     """All devices of a kind."""
-    n_devices = int(_call(ctypes.c_size_t, "ggml_backend_dev_count"))
-    found = [_address("ggml_backend_dev_get", ctypes.c_size_t(n)) for n in range(n_devices)]
+    n_devices = int(call(ctypes.c_size_t, "ggml_backend_dev_count"))
+    found = [pointer("ggml_backend_dev_get", ctypes.c_size_t(n)) for n in range(n_devices)]
     return [device for device in found if kind_of(device) == kind]
 
 
 def kind_of(device: int) -> int:
-    return int(_call(ctypes.c_int, "ggml_backend_dev_type", device))
+    return int(call(ctypes.c_int, "ggml_backend_dev_type", device))
 
 
 def gpus() -> list[int]:
@@ -155,7 +155,7 @@ def gpus() -> list[int]:
 def memory_of(device: int) -> tuple[int, int]:
     """Free and total bytes of a device's memory, as reported by its library."""
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    _call(None, "ggml_backend_dev_memory", device, ctypes.byref(free), ctypes.byref(total))
+    call(None, "ggml_backend_dev_memory", device, ctypes.byref(free), ctypes.byref(total))
     return free.value, total.value
 
 
@@ -163,33 +163,33 @@ def devices_in(registry: int) -> list[int]:
     """All devices of a registry; none if its address is 0."""
     if not registry:
         return []
-    n_devices = int(_call(ctypes.c_size_t, "ggml_backend_reg_dev_count", registry))
+    n_devices = int(call(ctypes.c_size_t, "ggml_backend_reg_dev_count", registry))
     return [
-        _address("ggml_backend_reg_dev_get", registry, ctypes.c_size_t(n)) for n in range(n_devices)
+        pointer("ggml_backend_reg_dev_get", registry, ctypes.c_size_t(n)) for n in range(n_devices)
     ]
 
 
 def function_of(registry: bytes, name: bytes) -> int:
     """Address of a backend's function by name; 0 if there is none."""
-    found = _address("ggml_backend_reg_by_name", registry)
-    return _address("ggml_backend_reg_get_proc_address", found, name) if found else 0
+    found = pointer("ggml_backend_reg_by_name", registry)
+    return pointer("ggml_backend_reg_get_proc_address", found, name) if found else 0
 
 
 def device_of(kind: int) -> int | None:
     """The first device of a kind."""
-    return _address("ggml_backend_dev_by_type", ctypes.c_int(kind)) or None
+    return pointer("ggml_backend_dev_by_type", ctypes.c_int(kind)) or None
 
 
 def backend_of(device: int) -> str:
     """Name of the backend of a device, such as CUDA."""
-    backend = _address("ggml_backend_dev_backend_reg", device)
-    name: bytes = _call(ctypes.c_char_p, "ggml_backend_reg_name", backend)
+    backend = pointer("ggml_backend_dev_backend_reg", device)
+    name: bytes = call(ctypes.c_char_p, "ggml_backend_reg_name", backend)
     return name.decode(errors="replace")
 
 
 def device_name(device: int) -> str:
     """Description of a device."""
-    name: bytes = _call(ctypes.c_char_p, "ggml_backend_dev_description", device)
+    name: bytes = call(ctypes.c_char_p, "ggml_backend_dev_description", device)
     return name.decode(errors="replace")
 
 
@@ -199,7 +199,7 @@ def quantised(kind: int, values: Sequence[float], n_in: int) -> bytes:
     floats = (ctypes.c_float * len(values))(*values)
     out = ctypes.create_string_buffer(n_rows * row_bytes(kind, n_in))
     sizes = [ctypes.c_int64(n) for n in (0, n_rows, n_in)]
-    _call(ctypes.c_size_t, "ggml_quantize_chunk", ctypes.c_int(kind), floats, out, *sizes, None)
+    call(ctypes.c_size_t, "ggml_quantize_chunk", ctypes.c_int(kind), floats, out, *sizes, None)
     return out.raw
 
 
@@ -219,7 +219,7 @@ class _TypeTraits(ctypes.Structure):
 
 def to_float(kind: int) -> Callable[[int, int, int], object]:
     """ggml's function that converts weights to float32: their address, the result's, elements."""
-    traits = _TypeTraits.from_address(_address("ggml_get_type_traits", ctypes.c_int(kind)))
+    traits = _TypeTraits.from_address(pointer("ggml_get_type_traits", ctypes.c_int(kind)))
     if not traits.to_float:  # float32
         return lambda source, out, n: ctypes.memmove(out, source, 4 * n)
     signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
@@ -228,10 +228,10 @@ def to_float(kind: int) -> Callable[[int, int, int], object]:
 
 def new_backend(owned: ExitStack, device: int) -> int:
     """Create a backend on a device, which `owned` frees. Raises EdgespecError."""
-    backend = _address("ggml_backend_dev_init", device, None)
+    backend = pointer("ggml_backend_dev_init", device, None)
     if not backend:
         raise EdgespecError(f"{device_name(device)} cannot be used")
-    owned.callback(_address, "ggml_backend_free", backend)
+    owned.callback(pointer, "ggml_backend_free", backend)
     return backend
 
 
@@ -245,16 +245,16 @@ def new_cpu_backend(owned: ExitStack, n_threads: int) -> int:
 
 def new_graph(context: int) -> int:
     """Create a graph of a few nodes, which is freed with its context."""
-    return _address("ggml_new_graph_custom", context, ctypes.c_size_t(8), ctypes.c_bool(False))
+    return pointer("ggml_new_graph_custom", context, ctypes.c_size_t(8), ctypes.c_bool(False))
 
 
 def add_node(graph: int, tensor: int) -> None:
-    _call(None, "ggml_graph_add_node", graph, tensor)
+    call(None, "ggml_graph_add_node", graph, tensor)
 
 
 def compute(backend: int, graph: int) -> None:
     """Compute all nodes of a graph. Raises EdgespecError."""
-    if status := _call(ctypes.c_int, "ggml_backend_graph_compute", backend, graph):
+    if status := call(ctypes.c_int, "ggml_backend_graph_compute", backend, graph):
         raise EdgespecError(f"ggml failed to multiply (status {status})")
 
 
@@ -268,8 +268,8 @@ def multiplies(
         weights = new_tensor(context, kind, n_in, n_out)
         if buffer_type is not None:
             abi.GgmlTensor.from_address(weights).buffer = new_buffer(owned, buffer_type, 0)
-        product = _address("ggml_mul_mat", context, weights, new_tensor(context, F32, n_in, n_rows))
-        return bool(_call(ctypes.c_bool, "ggml_backend_dev_supports_op", device, product))
+        product = pointer("ggml_mul_mat", context, weights, new_tensor(context, F32, n_in, n_rows))
+        return bool(call(ctypes.c_bool, "ggml_backend_dev_supports_op", device, product))
 
 
 def product(
@@ -292,17 +292,17 @@ def product(
         left_context, context = new_context(owned), new_context(owned)
         left = new_tensor(left_context, kind, n_in, n_out)
         right = new_tensor(context, F32, n_in, n_rows)
-        node = _address("ggml_mul_mat", context, left, right)
+        node = pointer("ggml_mul_mat", context, left, right)
         graph = new_graph(context)
         for tensors, kept_by in ((left_context, buffer_type), (context, buffer_type_of(device))):
-            buffer = _address("ggml_backend_alloc_ctx_tensors_from_buft", tensors, kept_by)
-            owned.callback(_address, "ggml_backend_buffer_free", buffer)
+            buffer = pointer("ggml_backend_alloc_ctx_tensors_from_buft", tensors, kept_by)
+            owned.callback(pointer, "ggml_backend_buffer_free", buffer)
         set_tensor(left, weights, len(weights))
         set_tensor(right, floats, ctypes.sizeof(floats))
-        _call(None, "ggml_build_forward_expand", graph, node)
+        call(None, "ggml_build_forward_expand", graph, node)
         compute(backend, graph)
         sizes = ctypes.c_size_t(0), ctypes.c_size_t(ctypes.sizeof(out))
-        _call(None, "ggml_backend_tensor_get", node, out, *sizes)
+        call(None, "ggml_backend_tensor_get", node, out, *sizes)
     return bytes(out)
 
 
@@ -314,9 +314,9 @@ def _device() -> int:
 @functools.cache
 def packing_buffer_types() -> tuple[int, ...]:
     """llama.cpp's extra buffer types for the CPU, in order of preference."""
-    registry = _address("ggml_backend_dev_backend_reg", _device())
+    registry = pointer("ggml_backend_dev_backend_reg", _device())
     name = b"ggml_backend_dev_get_extra_bufts"
-    address = _address("ggml_backend_reg_get_proc_address", registry, name)
+    address = pointer("ggml_backend_reg_get_proc_address", registry, name)
     if not address:
         return ()
     extra_types = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(address)
@@ -326,11 +326,12 @@ def packing_buffer_types() -> tuple[int, ...]:
     return tuple(found)
 
 
-def _address(name: str, *args: Any) -> int:
-    return _call(ctypes.c_void_p, name, *args) or 0
+def pointer(name: str, *args: Any) -> int:
+    """Call a ggml function that returns an address; 0 for none."""
+    return call(ctypes.c_void_p, name, *args) or 0
 
 
-def _call(restype: Any, name: str, *args: Any) -> Any:
+def call(restype: Any, name: str, *args: Any) -> Any:
     """Call a ggml function; integers are passed as addresses."""
     library = next(library for library in _libraries() if hasattr(library, name))
     function = getattr(library, name)

@@ -235,9 +235,8 @@ def version() -> str:
 
 def build() -> str:
     """llama.cpp's commit and CPU features: builds of the same version may round differently."""
-    commit = abi.ggml().ggml_commit
-    commit.restype = ctypes.c_char_p
-    return " ".join([commit().decode(), *cpu_features()])
+    commit: bytes = ggml.call(ctypes.c_char_p, "ggml_commit")
+    return " ".join([commit.decode(), *cpu_features()])
 
 
 def cpu_features() -> list[str]:
