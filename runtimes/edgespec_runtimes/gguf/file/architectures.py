@@ -1,4 +1,4 @@
-"""What llama.cpp's architectures have in common or for themselves, and which do not generate text.
+"""Traits of llama.cpp's architectures, and the purposes of those that do not generate text.
 
 The table of all names; knows a few metadata keys and nothing of sizes, tensors or llama.cpp.
 """
@@ -13,7 +13,7 @@ from edgespec_runtimes.gguf.file.header import GgufFile
 
 
 class Trait(Flag):
-    """What a graph of llama.cpp assumes, leaves out or gives."""
+    """Properties of llama.cpp's graphs: assumptions, gaps and outputs."""
 
     PLAIN = auto()
     """Keys, values and rotation have the same size, and all layers use as many experts."""

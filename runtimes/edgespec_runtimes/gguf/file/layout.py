@@ -34,7 +34,7 @@ class ValueType(IntEnum):
 
 
 class Kernels(Flag):
-    """How ggml's CPU kernels multiply with a type, which decides whether rows round alike."""
+    """Kinds of ggml's CPU kernels that multiply with a type, by which rows round alike or not."""
 
     ONE = 0
     """A single row and several by one kernel."""
