@@ -32,6 +32,12 @@ REQUESTS = "requests"
 COPIES = "copies of streamed weights"
 """Label of the row of a draft that computes with the target's weights where they are pinned, and
 with coarser copies of the others."""
+SHOWN = (
+    *("budget_bytes", "planned_bytes", "smallest_bytes", "paged", "enforced", "pinned_bytes"),
+    *("streamed_bytes", "ring_bytes", "bytes_per_pass", "batch_size", "ctx_size", "max_nodes"),
+    *("n_parallel", "text_bytes", "gpu_budget_bytes", "gpu_planned_bytes"),
+)
+"""Numbers of a plan in reports."""
 GROWTH_SHARE = 0.125
 """Share of the weights that is pinned between two passes, until nothing is missing."""
 
@@ -168,28 +174,13 @@ class MemoryPlan:
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as JSON values."""
-        return {
-            "budget_bytes": self.budget_bytes,
-            "planned_bytes": self.planned_bytes,
-            "smallest_bytes": self.smallest_bytes,
-            "paged": self.paged,
-            "enforced": self.enforced,
+        shown = {name: getattr(self, name) for name in SHOWN}
+        return shown | {
             "segments": len(self.segments),
             "segments_pinned": self.n_pinned,
-            "pinned_bytes": self.pinned_bytes,
-            "streamed_bytes": self.streamed_bytes,
-            "ring_bytes": self.ring_bytes,
-            "batch_size": self.batch_size,
-            "ctx_size": self.ctx_size,
-            "max_nodes": self.max_nodes,
-            "n_parallel": self.n_parallel,
-            "text_bytes": self.text_bytes,
-            "bytes_per_pass": self.bytes_per_pass,
             "experts": asdict(self.experts) if self.experts else None,
             "expert_cache_bytes": self.expert_bytes,
             "rows": [row.as_dict() for row in self.rows],
-            "gpu_budget_bytes": self.gpu_budget_bytes,
-            "gpu_planned_bytes": self.gpu_planned_bytes,
             "gpu_rows": [row.as_dict() for row in self.gpu_rows],
             "notes": list(self.notes),
         }

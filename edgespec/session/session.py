@@ -22,6 +22,7 @@ from edgespec.engine.admission import text_limit
 from edgespec.engine.engine import Engine
 from edgespec.engine.generation import Generation
 from edgespec.engine.settings import EngineSettings
+from edgespec.errors import UsageError
 from edgespec.grammar.specification import Grammar, new_compiler
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
@@ -219,9 +220,7 @@ class Session(InOneProcess):
             stop=arguments.texts("stop", stop),
             progress=arguments.callback("progress", progress),
             constraint=None if grammar is None else self.constraint(grammar),
-            n_logprobs=None
-            if logprobs is None
-            else arguments.whole_up_to("logprobs", logprobs, MAX_LOGPROBS),
+            n_logprobs=None if logprobs is None else _n_logprobs(logprobs),
             shown=shown or {},
             notes=notes if grammar is None else (*notes, *grammar.notes),
         )
@@ -445,6 +444,12 @@ def _sampling(sampling: SamplingParams | None, fields: Mapping[str, Any]) -> Sam
         return SamplingParams.model_validate(fields)
     arguments.instance("sampling", sampling, SamplingParams)
     return SamplingParams.model_validate({**dict(sampling), **fields}) if fields else sampling
+
+
+def _n_logprobs(given: int) -> int:
+    if not 0 <= (number := arguments.whole("logprobs", given)) <= MAX_LOGPROBS:
+        raise UsageError(f"logprobs must be between 0 and {MAX_LOGPROBS}, not {number}")
+    return number
 
 
 def _is_chat(prompt: Any) -> bool:

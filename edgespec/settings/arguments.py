@@ -95,14 +95,6 @@ def number(name: str, value: Any) -> float:
     return float(value)
 
 
-def whole_up_to(name: str, value: Any, most: int) -> int:
-    """`value` as a whole number from 0 to `most`. Raises UsageError."""
-    number = whole(name, value)
-    if not 0 <= number <= most:
-        raise UsageError(f"{name} must be between 0 and {most}, not {number}")
-    return number
-
-
 def texts(name: str, value: Any) -> tuple[str, ...]:
     """`value` as a tuple of texts; a single text becomes one, None none. Raises UsageError."""
     if value is None:
