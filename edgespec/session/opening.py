@@ -29,6 +29,7 @@ from edgespec.session.prepared_models import PreparedModels
 from edgespec.session.strategy import USUAL_THREADS, Speed, texts_at_once
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadFields, LoadSettings
+from edgespec.settings.units import format_size
 from edgespec.tracing.spans import OFF, Trace, Track
 
 T = TypeVar("T")
@@ -234,7 +235,10 @@ class _Opening(Closeable):
             if not is_own and not settings.optional_draft:
                 raise
             whom = "itself" if is_own else settings.model.name
-            self._leave_draft_out(f"{self._draft_name} does not guess for {whom}: {error}")
+            why = str(error)
+            if isinstance(error, BudgetError) and error.smallest_bytes:
+                why = f"both need a `memory_budget` of {format_size(error.smallest_bytes)}"
+            self._leave_draft_out(f"{self._draft_name} does not guess for {whom}: {why}")
             return self._looking_up(self._models.planned())
         return self._weighed(paired) if paired.paged else paired
 

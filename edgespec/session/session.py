@@ -22,8 +22,10 @@ from edgespec.engine.admission import text_limit
 from edgespec.engine.engine import Engine
 from edgespec.engine.generation import Generation
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.state_store import StateStore
 from edgespec.errors import UsageError
-from edgespec.grammar.specification import Grammar, new_compiler
+from edgespec.files import cache_folder
+from edgespec.grammar.specification import GRAMMARS_AT_ONCE, Grammar, new_compiler
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.ports import Progress
@@ -33,7 +35,7 @@ from edgespec.session.in_order import InOrder
 from edgespec.session.opening import LoadedModels, open_models, plan
 from edgespec.session.session_budget import BudgetReport, SessionBudget
 from edgespec.session.tokenizer import Tokenizer, chat_prompts
-from edgespec.session.warm_start import warm_engine
+from edgespec.session.warm_start import warm_start
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadFields, LoadSettings, SamplingFields, SamplingParams
 from edgespec.state.prefix_cache import PrefixCache
@@ -118,7 +120,22 @@ class Session(InOneProcess):
             size = given.prompt_cache_size
             self._prefixes = PrefixCache(given.prompt_cache, size, target, draft)
         prefixes = self._prefixes.place if self._prefixes is not None else None
-        self._engine = warm_engine(models, engine_settings or EngineSettings(), trace, prefixes)
+        rules = models.settled(engine_settings or EngineSettings())
+        store, release = None, models.close
+        if rules.remember:
+            store = StateStore(cache_folder.calibrations(), self.target, self.draft)
+            release = warm_start(target, models.close)
+        self._engine = Engine(
+            target,
+            draft,
+            rules,
+            trace=trace,
+            state_store=store,
+            release=release,
+            n_grammars=GRAMMARS_AT_ONCE,
+            name="the session",
+            prefixes=prefixes,
+        )
         self._budget = SessionBudget(models, self._engine)
         self._encoder = Encoder(target.vocabulary, target.info.n_ctx, self._engine.use)
         self._prompts = chat_prompts(self.target.name, target.vocabulary, self._encoder)

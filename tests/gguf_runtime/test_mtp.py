@@ -330,7 +330,7 @@ def test_models_check_measures_it(
     ("architecture", "changes", "said"),
     [
         (PLAIN, {"n_parallel": 2}, "`n_parallel` asks for 2"),
-        (PLAIN, {"memory_budget": "least"}, "too small: at least"),
+        (PLAIN, {"memory_budget": "least"}, "both need a `memory_budget` of"),
     ],
     ids=["several texts", "small budget"],
 )
