@@ -1,25 +1,11 @@
 """Port of runtimes: a model, its vocabulary, and what it says about itself."""
 
-from edgespec.ports.language_model import (
-    AdjustsWeights,
-    LanguageModel,
-    PassPart,
-    Progress,
-    StateOrigin,
-    Take,
-    Vocabulary,
-    check_token,
-    token_ids_of,
-)
-
-__all__ = [
-    "AdjustsWeights",
-    "LanguageModel",
-    "PassPart",
-    "Progress",
-    "StateOrigin",
-    "Take",
-    "Vocabulary",
-    "check_token",
-    "token_ids_of",
-]
+from edgespec.ports.language_model import AdjustsWeights as AdjustsWeights
+from edgespec.ports.language_model import LanguageModel as LanguageModel
+from edgespec.ports.language_model import PassPart as PassPart
+from edgespec.ports.language_model import Progress as Progress
+from edgespec.ports.language_model import StateOrigin as StateOrigin
+from edgespec.ports.language_model import Take as Take
+from edgespec.ports.language_model import Vocabulary as Vocabulary
+from edgespec.ports.language_model import check_token as check_token
+from edgespec.ports.language_model import token_ids_of as token_ids_of
