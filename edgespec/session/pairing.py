@@ -10,16 +10,9 @@ from edgespec.memory.budget import MemoryPlan
 from edgespec.runtimes import PreparedModel
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.units import format_size
-from edgespec.values import ModelInfo
 
 MIN_GAIN = 1.05
 """Least gain of speed without a draft that is told."""
-
-
-def check_one_text(target: ModelInfo, what: str) -> None:
-    """Raise UsageError if `what`, a draft that follows one text, stands in the way of several."""
-    if target.n_slots > 1:
-        raise UsageError(f"{what} follows one text, and `n_parallel` asks for {target.n_slots}")
 
 
 def check_head(settings: LoadSettings, target: PreparedModel, head: PreparedModel) -> None:
@@ -31,10 +24,12 @@ def check_head(settings: LoadSettings, target: PreparedModel, head: PreparedMode
             f"{head.info.name} reads: name a GGUF or ONNX target, or a whole model as "
             "the draft"
         )
-    if settings.draft == settings.model:
-        check_one_text(target.info, "its layer for guessing")
-    elif settings.optional_draft:
-        check_one_text(target.info, "a head")
+    is_own = settings.draft == settings.model
+    if target.info.n_slots > 1 and (is_own or settings.optional_draft):
+        what = "its layer for guessing" if is_own else "a head"
+        raise UsageError(
+            f"{what} follows one text, and `n_parallel` asks for {target.info.n_slots}"
+        )
 
 
 def note_on_texts(
