@@ -57,7 +57,7 @@ def plan_embedder(settings: LoadSettings | str | Path) -> MemoryPlan:
 class Embedder(InOneProcess):
     """A loaded embedding model that any thread may use; close it to free memory and files.
 
-    `embed` and `create_embedding` are llama-cpp-python's; one text is computed at a time.
+    `embed` is llama-cpp-python's; one text is computed at a time.
     """
 
     def __init__(self, model: EmbeddingModel, plan: MemoryPlan) -> None:
@@ -121,23 +121,6 @@ class Embedder(InOneProcess):
         if isinstance(input, str):
             return [*map(float, self.vector(self.encode(input), normalize))]
         return [self.embed(text, normalize) for text in input]
-
-    def create_embedding(
-        self,
-        input: str | Sequence[str],  # noqa: A002 - llama-cpp-python's name
-        model: str | None = None,
-    ) -> dict[str, Any]:
-        """The vectors of texts in OpenAI's format, as llama-cpp-python's method has it."""
-        texts = [input] if isinstance(input, str) else list(input)
-        tokens = [self.encode(text) for text in texts]
-        data = [
-            {"object": "embedding", "embedding": self.vector(one).tolist(), "index": index}
-            for index, one in enumerate(tokens)
-        ]
-        n_tokens = sum(map(len, tokens))
-        usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-        name = model or self.target.name
-        return {"object": "list", "data": data, "model": name, "usage": usage}
 
     def cancel(self) -> None:
         """Make the running computation raise Cancelled; from any thread."""

@@ -128,14 +128,6 @@ def test_a_normalised_vector_has_length_one(encoder: Embedder) -> None:
     assert np.linalg.norm(encoder.embed("hello", normalize=True)) == pytest.approx(1, abs=1e-6)
 
 
-def test_create_embedding_has_openais_form(encoder: Embedder) -> None:
-    answer = encoder.create_embedding(["hello", "x"])
-    n_tokens = len(encoder.encode("hello")) + len(encoder.encode("x"))
-    assert [one["index"] for one in answer["data"]] == [0, 1]
-    assert answer["data"][1]["embedding"] == encoder.embed("x")
-    assert answer["usage"] == {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-
-
 def test_a_text_longer_than_the_context_is_refused(encoder: Embedder) -> None:
     with pytest.raises(ContextOverflow, match="512"):
         encoder.embed("a b c " * 300)
