@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -21,7 +20,6 @@ from edgespec.errors import BudgetError, EdgespecError, UsageError
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.onnx import entry, runtime
-from edgespec_runtimes.onnx.memory.placement import Placement
 from edgespec_runtimes.onnx.ort import devices, packages
 from edgespec_runtimes.onnx.ort.devices import CPU, CPU_PROVIDER, CUDA_PROVIDER, Device
 from edgespec_runtimes.onnx.prepare import providers
@@ -201,20 +199,6 @@ def test_a_gpu_session_takes_no_more_than_it_may() -> None:
     assert (name, last) == (CUDA_PROVIDER, CPU_PROVIDER)
     assert options["gpu_mem_limit"] == "12345"
     assert options["arena_extend_strategy"] == "kSameAsRequested"
-
-
-def test_operators_that_are_left_to_the_cpu_are_counted_by_kind() -> None:
-    operators = [
-        {CUDA_PROVIDER: Counter(MatMul=7), CPU_PROVIDER: Counter(Shape=2)},
-        {CUDA_PROVIDER: Counter(MatMul=1), CPU_PROVIDER: Counter(Shape=1, Gather=1)},
-    ]
-    whole = Placement(uses_gpu=True, is_whole=True)
-    what, left = providers.device_notes("it", GPU, whole, 3, operators)
-    assert what == "a GPU computes it and has all of its weights"
-    assert left == "it: onnxruntime leaves 4 of 12 operators to the CPU instead of a GPU: " + (
-        "3 Shape, 1 Gather"
-    )
-    assert providers.device_notes("it", GPU, whole, 3, operators[:0]) == [what]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -131,7 +130,6 @@ class OrtSession(Closeable):
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         first_provider = providers[0][0]
         if first_provider != CPU_PROVIDER:
-            options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
             # packing is specific to a kernel, and impossible for bound weights
             options.add_session_config_entry("ep.cuda.fpa_intb_gemm", "0")
         if stop is not None:
@@ -160,8 +158,6 @@ class OrtSession(Closeable):
         """Inputs and outputs that stay bound."""
         self.providers: tuple[str, ...] = tuple(self._session.get_providers())
         self._is_elsewhere = first_provider != CPU_PROVIDER
-        self.operators = _by_provider(self._session) if self._is_elsewhere else {}
-        """Number of operators by kind for each provider; empty if only the CPU was requested."""
         self.inputs = tuple(value.name for value in self._session.get_inputs())
         self.outputs = tuple(value.name for value in self._session.get_outputs())
 
@@ -261,14 +257,6 @@ def _save_packed(options: Any, path: Path) -> None:
 def value(array: np.ndarray) -> Any:
     """An OrtValue on the memory of an array, which it references."""
     return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
-
-
-def _by_provider(session: Any) -> dict[str, Counter[str]]:
-    found: dict[str, Counter[str]] = {}
-    for part in session.get_provider_graph_assignment_info():
-        kinds = (node.op_type for node in part.get_nodes())
-        found.setdefault(part.ep_name, Counter()).update(kinds)
-    return found
 
 
 def room_on(device: Device, kind: int, shape: Sequence[int]) -> Any:

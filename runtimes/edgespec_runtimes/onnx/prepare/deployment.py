@@ -5,7 +5,7 @@ Prepares the decoder for its device and divides the device's memory; loads no we
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 from edgespec.concurrency.owning import Closeable
 from edgespec.concurrency.worker import raise_if_cancelled
@@ -19,7 +19,7 @@ from edgespec_runtimes.onnx.memory.placement import GpuNeeds, PieceSize, Placeme
 from edgespec_runtimes.onnx.ort.devices import CPU, Device
 from edgespec_runtimes.onnx.ort.sessions import OrtSession
 from edgespec_runtimes.onnx.prepare.fitting import FittedDecoder
-from edgespec_runtimes.onnx.prepare.providers import ChosenDevice, device_notes
+from edgespec_runtimes.onnx.prepare.providers import ChosenDevice, device_note
 from edgespec_runtimes.onnx.weights.paged import PieceWeights
 
 
@@ -41,7 +41,6 @@ class Deployment(Closeable):
         self._n_threads = n_threads
         self._choice = choice
         self._fit = fit
-        self._operators: Sequence[Mapping[str, Mapping[str, int]]] = ()
         self.fitted = fit(choice.device)
         self.sessions: list[OrtSession] = []
         """Sessions without weights, one per graph of the cut."""
@@ -92,7 +91,6 @@ class Deployment(Closeable):
             return
         taken_bytes = max(0, allocated_bytes() - before_bytes)
         self.sessions_bytes = round_up_to_step(taken_bytes)
-        self._operators = [session.operators for session in self.sessions]
         if any(device.provider not in session.providers for session in self.sessions):
             self.leave_device(f"onnxruntime could not use {self.device.label}")
 
@@ -143,11 +141,8 @@ class Deployment(Closeable):
         self.make_sessions()
 
     def hear_from(self, whole: OrtSession) -> None:
-        """Record which operators of a whole session run on the device.
-
-        Raises EdgespecError if there are none and the weights were planned for a GPU.
-        """
-        self._operators = [whole.operators]
+        """Say if a whole session does not run on the device; raises EdgespecError if its weights
+        were planned for a GPU."""
         if self.device.provider in whole.providers:
             return
         if self.device.has_memory:
@@ -170,9 +165,7 @@ class Deployment(Closeable):
                 "branch of a tree is computed by itself"
             )
         n_parts = len(self.fitted.groups)
-        return notes + device_notes(
-            self._name, self.device, self.placement, n_parts, self._operators
-        )
+        return [*notes, device_note(self._name, self.device, self.placement, n_parts)]
 
     def close(self) -> None:
         while self.sessions:

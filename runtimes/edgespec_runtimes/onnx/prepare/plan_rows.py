@@ -223,7 +223,7 @@ def _exchange_rows(fitted: FittedDecoder, measured: MeasuredOnnx) -> Iterator[Me
 
 
 def _packed_bytes(fitted: FittedDecoder, sizes: Sequence[SessionSize]) -> int:
-    """Bytes of packed weights besides the slots: one piece computes while the next is packed."""
+    """Bytes of packed weights besides the slots: each piece is packed before it computes."""
     cut = fitted.cut
     private = []
     for group in fitted.groups:
@@ -235,8 +235,7 @@ def _packed_bytes(fitted: FittedDecoder, sizes: Sequence[SessionSize]) -> int:
             private.append(max(size.private_bytes, size.peak_bytes - group.segment.nbytes))
         else:
             private.append(2 * group.segment.nbytes)
-    following = (*private[1:], *private[:1])
-    return max((sum(pair) for pair in zip(private, following, strict=True)), default=0)
+    return max(private, default=0)
 
 
 def cuts(

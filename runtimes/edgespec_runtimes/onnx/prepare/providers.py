@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgespec.errors import UsageError
@@ -17,8 +15,6 @@ from edgespec_runtimes.onnx.ort.devices import (
     has_driver,
     is_listed,
 )
-
-_MAX_KINDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +45,8 @@ def choose(provider: str) -> ChosenDevice:
     raise UsageError(f"`provider={provider}` cannot be used: {found}; `provider=auto` can")
 
 
-def device_notes(
-    model: str,
-    device: Device,
-    placement: Placement,
-    n_parts: int,
-    operators: Sequence[Mapping[str, Mapping[str, int]]],
-) -> list[str]:
-    """Notes about a device's share of a model, and about operators that run on the CPU."""
+def device_note(model: str, device: Device, placement: Placement, n_parts: int) -> str:
+    """A note about a device's share of a model."""
     if not device.has_memory:
         what = f"{device.label} computes {model} if its weights stay in memory, else the CPU does"
     elif placement.is_whole:
@@ -66,29 +56,4 @@ def device_notes(
             f"{device.label} computes {model} and keeps the weights of {len(placement.kept)} of "
             f"{n_parts} parts; those of the others are copied there in every pass"
         )
-    left = _left_to_cpu(model, device, operators)
-    return [what, left] if left else [what]
-
-
-def _left_to_cpu(
-    model: str, device: Device, operators: Sequence[Mapping[str, Mapping[str, int]]]
-) -> str | None:
-    """A note about operators that onnxruntime left to the CPU, if there are any.
-
-    `operators` has the number of operators by kind and provider for each session.
-    """
-    elsewhere: Counter[str] = Counter()
-    n = 0
-    for by_provider in operators:
-        for provider, kinds in by_provider.items():
-            n += sum(kinds.values())
-            if provider != device.provider:
-                elsewhere.update(kinds)
-    if not elsewhere:
-        return None
-    shown = ", ".join(f"{count} {kind}" for kind, count in elsewhere.most_common(_MAX_KINDS))
-    ellipsis = ", ..." if len(elsewhere) > _MAX_KINDS else ""
-    return (
-        f"{model}: onnxruntime leaves {elsewhere.total()} of {n} operators to the CPU instead of "
-        f"{device.label}: {shown}{ellipsis}"
-    )
+    return what
