@@ -66,7 +66,7 @@ def plan_models(
     shared = (row for needs in models.values() for row in needs.shared)
     others = [*dict.fromkeys(shared), *others]
     least = {owner: len(needs.batches) - 1 for owner, needs in models.items()}
-    rows = [_process_row(process_bytes), *others]
+    rows = [MemoryRow("process", "interpreter and libraries", process_bytes), *others]
     smallest = _divide(_UNLIMITED, rows, models, least).smallest_bytes
     margin_bytes = math.ceil((1 + HEADROOM_SHARE) * PROCESS_SPREAD_BYTES)
     named = smallest + margin_bytes
@@ -110,10 +110,6 @@ def _choices(
 
 
 _UNLIMITED = 1 << 62
-
-
-def _process_row(nbytes: int) -> MemoryRow:
-    return MemoryRow("process", "interpreter and libraries", nbytes)
 
 
 def _divide(

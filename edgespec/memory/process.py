@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from edgespec.errors import BudgetError, UsageError
+from edgespec.errors import UsageError
 from edgespec.memory import cgroups
 from edgespec.settings.units import auto_bounds, format_size, parse_size
 
@@ -129,13 +129,6 @@ def margin_bytes(total: int) -> int:
 def auto_budget(rss: int, available: int, total: int) -> int:
     """The auto budget in bytes: resident plus available memory, minus the margin."""
     return max(0, rss + available - margin_bytes(total))
-
-
-def check_plan(planned_bytes: int) -> None:
-    """Raise BudgetError for a plan of more memory than there is: the kernel would end the process,
-    in a control group without a word."""
-    if note := note_on_plan(planned_bytes):
-        raise BudgetError(note)
 
 
 def note_on_plan(planned_bytes: int) -> str | None:

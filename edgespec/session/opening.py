@@ -175,7 +175,9 @@ class _Opening(Closeable):
 
     def load(self) -> LoadedModels:
         memory_plan = self.plan()
-        process.check_plan(memory_plan.planned_bytes)
+        if too_large := process.note_on_plan(memory_plan.planned_bytes):
+            # the kernel would end the process, in a control group without a word
+            raise BudgetError(too_large)
         with ExitStack() as on_failure:
             draft, settings, prepared = None, self._settings, self._models.prepared
             if settings.draft is not None:
