@@ -292,28 +292,6 @@ def test_a_round_trip_to_a_server_is_counted_once(rpc_server: str):
 
 
 @pytest.mark.slow
-def test_a_pass_of_a_new_size_waits_for_no_more_round_trips(
-    rpc_server: str, monkeypatch: pytest.MonkeyPatch
-):
-    """A server is asked for the buffers of each new size, four times."""
-    monkeypatch.setattr("edgespec_runtimes.gguf.prepared.INTRODUCTION_S", 3.0)
-    with delayed(rpc_server, 0.03) as address:
-        model = on_server(address, is_isolated=True)
-        prefill(model, model.vocabulary.encode(TEXT)[:12])
-        seconds = []
-        for n_nodes in (3, 3, 5, 6):
-            tree = OneTree(5)
-            nodes = [ROOT]
-            for token in range(1, n_nodes):
-                nodes.append(tree.add(nodes[-1], token, 0.9))
-            evaluate(model, tree, nodes)
-            model.truncate(12)
-            seconds.append(model.last_report.wall_s)
-        model.close()
-    assert min(seconds[2:]) < seconds[1] + 0.09
-
-
-@pytest.mark.slow
 @needs_rpc
 def test_reading_a_prompt_lasts_until_the_servers_have_computed_it():
     """No logits are fetched, and the next pass seemed to take what the prompt took."""

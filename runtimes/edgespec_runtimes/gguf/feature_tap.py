@@ -39,9 +39,6 @@ class FeatureTap(KeptFeatures):
         """Call before every llama_decode."""
         self._keep_nodes()
 
-    def end_pass(self) -> None:
-        """Call after every llama_decode."""
-
     def hand_over_rows(self, position: int, rows: range, n_rows: int) -> None:
         """Hand out `rows` of the latest pass, which had `n_rows`, for tokens from `position` on."""
         if rows and (layers := self._of_pass(n_rows)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -92,7 +92,6 @@ class GgufModel(KeptTexts):
         self._model = model
         self._shape = shape
         self.adjusting = self._weights = weights
-        self._clock = clock
         self._trace = trace
         gives_logits = prompts_are_invariant and info.architecture not in _LOGITS_OF_ALL
         self.info = replace(
@@ -311,22 +310,6 @@ class GgufModel(KeptTexts):
         self._kernels.prepare(n_rows, self._texts.layout.top + n_rows, in_tiles=False)
         self._decode(rows, with_logits, {HOME: committed})
 
-    def introduce_sizes(self, limit_s: float) -> None:
-        """Query devices for the buffers of passes of every size, up to `limit_s`.
-
-        For each new size, a remote device is asked several times, one round trip each; this does so
-        before the first text. Nothing is computed.
-        """
-        deadline = self._clock() + limit_s
-        for n_rows in range(1, self.info.max_nodes + 1):
-            if self._clock() > deadline:
-                return
-            with self._running(), suppress(Cancelled):
-                self._stop.set()
-                homes = [[self._texts.all[0].home]] * n_rows
-                rows = Rows([0] * n_rows, [*range(n_rows)], homes)
-                self._decode(rows, range(n_rows), {0: 0})
-
     def _logits(self, n_rows: int) -> np.ndarray:
         """Logits of the latest pass, valid until the next one."""
         return self._logit_rows.at(_address_of_logits(self._context), n_rows)
@@ -401,8 +384,6 @@ class GgufModel(KeptTexts):
                 self._weights.begin_pass(on_segment)
             with self._invariant_products:
                 code = self._compute(rows, with_logits)
-            if self._tap is not None:
-                self._tap.end_pass()
             self._n_passes += 1
             self._n_rows += n_rows
         except BaseException as exc:  # noqa: BLE001 - rolled back first, raised below

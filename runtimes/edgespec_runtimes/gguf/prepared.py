@@ -47,9 +47,6 @@ Q8_0_SAVES = 1 - 34 / 64
 """Share of an f16 cache that q8_0 saves: 32 values take 34 bytes instead of 64."""
 LARGE_SHARE = 0.05
 """Savings of at least this share of the budget get a note."""
-INTRODUCTION_S = 5.0
-"""Time limit of `introduce_sizes` with RPC servers, which takes a fifth of a second at a latency of
-one millisecond."""
 
 
 class PreparedGguf(PreparedModel):
@@ -298,7 +295,7 @@ class PreparedGguf(PreparedModel):
                     n_threads=shape.n_threads,
                     latency_s=self._measured.offloading.latency_s,
                 )
-                opened = self._new_model(
+                return self._new_model(
                     model,
                     shape,
                     info,
@@ -316,10 +313,6 @@ class PreparedGguf(PreparedModel):
                     checkpoint_bytes=self._measured.checkpoint_bytes,
                     token_bytes=self._measured.token_bytes,
                 )
-            if self._measured.is_remote:
-                with self._phase("sizes of passes"):
-                    opened.introduce_sizes(INTRODUCTION_S)
-            return opened
         except BaseException:
             close_all(model.close, *((paged.close,) if paged else ()))
             raise
