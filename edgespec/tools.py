@@ -1,11 +1,11 @@
-"""The tool that changes model files: quantises, trims, adds layers, adapts weights.
+"""The tool that changes model files: trims, adds layers.
 
 It comes from the entry point group `edgespec.tools`; no model library is imported before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +13,7 @@ from typing import Protocol
 from edgespec import extras
 from edgespec.errors import EdgespecError
 from edgespec.ports import Progress
-from edgespec.values import EnlargeReport, TrainingText
+from edgespec.values import EnlargeReport
 
 GROUP, NAME = "edgespec.tools", "gguf"
 
@@ -23,12 +23,6 @@ class ModelTool(Protocol):
 
     def recognises(self, source: Path) -> bool:
         """True if the file or folder looks like a model in the tool's format."""
-
-    def quantise(
-        self, source: Path, folder: Path, kind: str, progress: Progress | None = None
-    ) -> Path:
-        """Write `source` in quantisation `kind` to `folder`; returns the path. Raises UsageError if
-        `kind` is unknown."""
 
     def enlarge(
         self, source: Path, out: Path, size_bytes: int, progress: Progress | None = None
@@ -62,23 +56,6 @@ class ModelTool(Protocol):
 
         Rows of weights take about `buffer_bytes` while it is made. Raises EdgespecError for a full
         disk."""
-
-    def check_adaptable(self, source: Path) -> None:
-        """Raise ModelError for a model that `adapt` cannot train."""
-
-    def adapt(
-        self,
-        source: Path,
-        out: Path,
-        name: str,
-        texts: Sequence[TrainingText],
-        n_threads: int,
-        report: Callable[[float], None],
-    ) -> float:
-        """Train `source` on `texts`, write it to `out` under `name`, and return the final loss.
-
-        Changes settings of the process. `report` is called with the share that is done.
-        """
 
 
 def load_tool() -> ModelTool:

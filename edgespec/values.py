@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -361,18 +361,6 @@ class TokenLogprobs:
     def top(self) -> tuple[tuple[int, float], ...]:
         """The most probable tokens and their log probabilities, best first."""
         return tuple(_TOP.iter_unpack(self.packed))
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingText:
-    """A prompt and the target's answer to it."""
-
-    tokens: Sequence[int]
-    """Prompt and answer."""
-    n_prompt: int
-    said: Sequence[Sequence[tuple[int, float]]]
-    """For each token of the answer, as many of the target's most probable tokens and their
-    logarithmic probabilities."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,8 @@ for package in map(importlib.import_module, ("edgespec", "edgespec_runtimes")):
             continue
         try:
             importlib.import_module(found.name)
-        except ModuleNotFoundError as error:  # of the extra `adapt`, and of who freezes
-            if error.name not in ("torch", "transformers", "PyInstaller"):
+        except ModuleNotFoundError as error:  # of who freezes
+            if error.name not in ("PyInstaller",):
                 raise
 """
 COMMANDS = """

@@ -42,14 +42,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "session": LOADING | {"chat", "completions", "grammar", "hub", "models.catalogue", "state"},
     "models": SESSION,
     "models.catalogue": PORTS | {"models"},
-    "models.draft_training": SESSION | {"jobs", "models"},
     "diagnosis": SESSION | {"models", "tuning"},
     "jobs": RESOURCES,
     "bench": SESSION | {"jobs", "models"},
     "tuning": SESSION | {"jobs", "models"},
     "cli": SESSION
     | {"batch", "bench", "chat", "completions", "diagnosis", "grammar", "hub", "models"}
-    | {"jobs", "models.draft_training", "server", "state", "tracing.trace_file", "tuning"},
+    | {"jobs", "server", "state", "tracing.trace_file", "tuning"},
     "__main__": {"cli"},
     "_pyinstaller": {"concurrency"},
     "": {"engine", "errors", "grammar", "rules", "session", "settings"}
@@ -146,7 +145,7 @@ def test_what_runs_models_knows_nothing_of_enlarging() -> None:
     assert not [
         (module, name)
         for module in ALL
-        if room(module) not in {"adapt", "enlarge"}
+        if room(module) != "enlarge"
         for name in imports(module)
         if name.startswith(f"{_ENLARGE}.")
     ]

@@ -1,4 +1,4 @@
-"""Adds both runtimes, without PyTorch, with which only `edgespec models adapt` trains."""
+"""Adds both runtimes, without PyTorch, which some of their libraries would use."""
 
 from importlib.metadata import PackageNotFoundError
 

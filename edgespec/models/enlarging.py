@@ -1,4 +1,4 @@
-"""Modifies model files: quantises, removes or adds layers, adapts weights.
+"""Writes larger models, and the heads that fit them.
 
 The tool for the format (`edgespec.tools`) imports no model library before it is used.
 """
@@ -7,33 +7,12 @@ from __future__ import annotations
 
 import glob
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from edgespec.errors import ModelError, UsageError
-from edgespec.files.unfinished import scratch_folder
 from edgespec.ports import Progress
 from edgespec.tools import ModelTool, load_tool
 from edgespec.values import EnlargeReport
-
-
-@contextmanager
-def quantised(
-    source: Path, kind: str | None, beside: Path, progress: Progress | None = None
-) -> Iterator[Path]:
-    """Yield `source` in the quantisation `kind`, from a hidden temporary folder in `beside`.
-
-    With None it is `source` itself. Raises UsageError for an unknown quantisation.
-    """
-    if kind is None:
-        yield source
-        return
-    tool = _tool_for(source)
-    if not beside.is_dir():
-        raise UsageError(f"{beside} is no folder: the enlarged model must go into one that exists")
-    with scratch_folder(beside) as folder:
-        yield tool.quantise(source, folder, kind, progress)
 
 
 def enlarge(
@@ -41,15 +20,14 @@ def enlarge(
     out: Path,
     size_bytes: int,
     progress: Progress | None = None,
-    overwrite: bool = False,
 ) -> EnlargeReport:
     """Write `out`, about `size_bytes` large, which computes the same function as `source`.
 
     Raises UsageError if `out` or the size is invalid, ModelError if `source` is, and EdgespecError
     for a full disk or if the tool is not installed.
     """
-    if out.is_file() and not overwrite:
-        raise UsageError(f"{out} exists: --force overwrites it")
+    if out.is_file():
+        raise UsageError(f"{out} exists: name another file, or delete it")
     return _tool_for(source).enlarge(source, out, size_bytes, progress)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from edgespec_runtimes.adapt.weights import Weights
 from edgespec_runtimes.gguf.file.header import GgufFile
+from gguf_weights import Weights
 
 LAYER_TENSORS: Mapping[str, str] = {
     "input_layernorm": "attn_norm",
@@ -31,7 +31,7 @@ LAST_TENSORS: Mapping[str, str] = {"model.norm": "output_norm", "lm_head": "outp
 
 
 def model_of(header: GgufFile, weights: Weights) -> LlamaForCausalLM:
-    """The model in float32; `adaptable.check` must have accepted its header."""
+    """The model in float32, of the plain architecture llama."""
     tied = "output.weight" not in weights
     heads, kv_heads = header.n_heads, header.n_kv_heads
     config = LlamaConfig(

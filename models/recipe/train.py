@@ -17,10 +17,10 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 import corpus
 import evaluate
+import gguf_weights
 import llama_names as llama
 import shapes
 from distill import PROMPT_TOKENS, best_part, distillation_loss, sample_text
-from edgespec_runtimes.adapt import weights
 from edgespec_runtimes.gguf.file.header import read_header
 from fit import Loss, device, fit, next_token_loss, windows
 from mixture import COARSE, FINE, ExpertShape, upcycled, with_balance
@@ -192,7 +192,7 @@ def load(place: RecipeFolders, name: str) -> LlamaForCausalLM:
 def load_shipped(place: RecipeFolders, name: str) -> LlamaForCausalLM:
     """The weights of the shipped GGUF, as Q8_0 rounds them."""
     header = read_header(place.out / f"{name}-q8_0.gguf")
-    return llama.model_of(header, weights.read(header)).to(device())
+    return llama.model_of(header, gguf_weights.read(header)).to(device())
 
 
 def measure(place: RecipeFolders) -> dict[str, float]:

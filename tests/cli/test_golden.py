@@ -23,16 +23,12 @@ from edgespec import runtimes
 from edgespec.cli import fetching
 from edgespec.cli.commands import bench, demo, doctor
 from edgespec.cli.commands import tune as tune_command
-from edgespec.cli.commands.models import checking
-from edgespec.cli.commands.models.checking import MeasuredPair, SampledFit
 from edgespec.diagnosis.forecast import Forecast, Speedup
 from edgespec.errors import BudgetError
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryRow, plan_memory
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
-from edgespec.models import draft_training
-from edgespec.models.pair_fit import PairFit, SourcesFit
 from edgespec.paging import disk_speed
 from edgespec.ports.findings import Finding
 from edgespec.server import lifetime
@@ -255,22 +251,6 @@ def test_demo(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     golden("demo", "demo", "--size", "1MiB")
 
 
-def fit(sources: tuple[SourceStats, ...], n_compared: int = 500) -> PairFit:
-    return PairFit(3, 600, n_compared, 300, SourcesFit(16, 100, sources), ("a note",))
-
-
-MEASURED = MeasuredPair(
-    Path("big.gguf"), fit(DRAFTED), PAGED, 70 * MIB, SampledFit(WARM, fit(DRAFTED))
-)
-
-
-@pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pairs that were measured at once; the draft `target` cannot be used."""
-    pairs = iter((MEASURED, replace(MEASURED, fit=fit(DRAFTED[1:], n_compared=0), sampled=None)))
-    monkeypatch.setattr(checking, "measured", lambda *args: next(pairs))
-
-
 JSON_FLAG = pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 
 
@@ -286,23 +266,6 @@ def test_models_show_a_mixture(golden: Golden, as_json: bool) -> None:
     golden(
         f"models-mixture-{'json' if as_json else 'text'}",
         *("models", "show", "mixture", *["--json"] * as_json),
-    )
-
-
-@JSON_FLAG
-def test_models_check(golden: Golden, measured: None, as_json: bool) -> None:
-    flags = ["--json"] * as_json
-    golden(f"models-check-{'json' if as_json else 'text'}", *("models", "check"), *CHECKED, *flags)
-
-
-CHECKED = ("target", "draft", "-n", "8")
-
-
-@JSON_FLAG
-def test_models_check_of_several(golden: Golden, measured: None, as_json: bool) -> None:
-    golden(
-        f"models-compare-{'json' if as_json else 'text'}",
-        *("models", "check", *CHECKED[:2], "target", "-n", "8", *["--json"] * as_json),
     )
 
 
@@ -329,18 +292,3 @@ def test_models_draft(golden: Golden, as_json: bool, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(own_draft, "make", lambda *args: OWN_DRAFT)
     words = ("models", "draft", "target", "own.gguf", *["--json"] * as_json)
     golden(f"models-draft-{'json' if as_json else 'text'}", *words)
-
-
-@JSON_FLAG
-def test_models_adapt(
-    golden: Golden, measured: None, as_json: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def train(draft: Path, new: Path, *others: object) -> float:
-        new.write_bytes(b"new")
-        return 1.5
-
-    monkeypatch.setattr(draft_training, "check", lambda draft: None)
-    monkeypatch.setattr(draft_training, "answers", lambda *args: [])
-    monkeypatch.setattr(draft_training, "train", train)
-    words = ("models", "adapt", "target", "draft", "-o", "new.gguf", *["--json"] * as_json)
-    golden(f"models-adapt-{'json' if as_json else 'text'}", *words)

@@ -15,7 +15,6 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources.head_source import BlockSource
 from edgespec.errors import UsageError
-from edgespec.models import pair_fit
 from edgespec.pool import line
 from edgespec.ports import PassPart
 from edgespec.rules.sampling import SamplingParams
@@ -97,19 +96,6 @@ def feed(head: FakeBlockHead, text: Sequence[int]) -> None:
     """Give the head the features of a text."""
     rows = np.stack([np.stack([fake_features(text[: n + 1])] * 3) for n in range(len(text))])
     head.take_features(0, rows)
-
-
-def test_a_draft_s_agreement_is_that_of_its_first_guesses() -> None:
-    """Later guesses of a block do not know the tokens before them."""
-    text, agreed = list(PROMPT), 0
-    for _ in range(24):
-        choices = [int(language(tuple(text)).argmax()) for language in (TARGET, DRAFT)]
-        agreed += choices[0] == choices[1]
-        text.append(choices[0])
-    target = FakeModel(TARGET, N_VOCAB)
-    fit = pair_fit.measure(target, FakeBlockHead(), [PROMPT], 24, lambda what, share: None)
-    assert (fit.compared, fit.agreed) == (24, agreed)
-    assert 0 < agreed < 24
 
 
 def fed() -> tuple[FakeBlockHead, BlockSource, Any]:

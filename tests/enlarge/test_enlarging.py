@@ -9,7 +9,7 @@ import pytest
 
 from edgespec import tools
 from edgespec.errors import EdgespecError, ModelError, UsageError
-from edgespec.models.enlarging import enlarge, quantised
+from edgespec.models.enlarging import enlarge
 from edgespec.values import EnlargeReport
 
 
@@ -18,13 +18,6 @@ class Copier:
 
     def recognises(self, source: Path) -> bool:
         return source.suffix == ".weights"
-
-    def quantise(self, source: Path, folder: Path, kind: str, progress: object = None) -> Path:
-        if kind != "Q4_0":
-            raise UsageError(f"{kind} is unknown")
-        path = folder / kind
-        path.write_text(kind)
-        return path
 
     def enlarge(self, source: Path, out: Path, size_bytes: int, progress: object) -> EnlargeReport:
         out.write_bytes(source.read_bytes())
@@ -52,14 +45,12 @@ def test_the_tool_that_knows_the_source_writes(source: Path, tmp_path: Path):
     assert (tmp_path / "out").read_bytes() == b"weights"
 
 
-def test_a_file_is_overwritten_only_on_request(source: Path, tmp_path: Path):
+def test_a_file_is_never_overwritten(source: Path, tmp_path: Path):
     out = tmp_path / "out"
     out.write_bytes(b"precious")
-    with pytest.raises(UsageError, match="--force"):
+    with pytest.raises(UsageError, match="name another file"):
         enlarge(source, out, 10)
     assert out.read_bytes() == b"precious"
-    enlarge(source, out, 10, overwrite=True)
-    assert out.read_bytes() == b"weights"
 
 
 @pytest.mark.parametrize("values", [["no_such_module:tool"], []])
@@ -76,23 +67,3 @@ def test_what_no_tool_knows_is_refused(source: Path, tmp_path: Path):
         enlarge(tmp_path, tmp_path / "out", 10)
     with pytest.raises(ModelError, match="does not exist"):
         enlarge(tmp_path / "nothing.weights", tmp_path / "out", 10)
-
-
-def test_another_quantisation_lasts_as_long_as_it_is_used(source: Path, tmp_path: Path):
-    with quantised(source, "Q4_0", tmp_path) as stored:
-        assert stored.read_text() == "Q4_0"
-        assert stored.is_relative_to(tmp_path)
-    assert list(tmp_path.iterdir()) == [source]
-
-
-def test_no_other_quantisation_is_the_source_itself(source: Path, tmp_path: Path):
-    with quantised(source, None, tmp_path) as stored:
-        assert stored == source
-
-
-def test_nothing_is_left_of_a_quantisation_that_fails(source: Path, tmp_path: Path):
-    with pytest.raises(UsageError, match="Q4_9"), quantised(source, "Q4_9", tmp_path):
-        pass
-    with pytest.raises(UsageError, match="folder"), quantised(source, "Q4_0", tmp_path / "no"):
-        pass
-    assert list(tmp_path.iterdir()) == [source]

@@ -18,5 +18,5 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path, capsys: pytest.CaptureFi
         command_line.main(["models", "draft", str(embedded_pair().target), str(out), "--quiet"])
         == 2
     )
-    assert "--force" in capsys.readouterr().err
+    assert "name another file" in capsys.readouterr().err
     assert out.read_bytes() == b"mine"

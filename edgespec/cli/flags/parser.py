@@ -35,7 +35,7 @@ COMMANDS = {
     "bench": "compare ways of decoding on this machine",
     "tune": "find the fastest settings for a memory budget",
     "doctor": "examine this machine, and what limits a pair on it",
-    "models": "list, describe, download, compare and make models",
+    "models": "list, describe, download and make models",
 }
 """Commands and their descriptions in `--help`."""
 IMPORTED_BYTES = 13 << 20

@@ -1,4 +1,4 @@
-"""`edgespec models ...`: names, descriptions, downloads, comparisons and new models."""
+"""`edgespec models ...`: names, descriptions, downloads and new models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ _EXAMPLES = """\
 examples:
   edgespec models list
   edgespec models show draft
-  edgespec models check big.gguf small.gguf --memory-budget 4GiB
   edgespec generate -m "$(edgespec models path target)" -p 'import os'
 
 A model is given by its name in `models list` (`embedded` and `target` are the target that comes
@@ -23,19 +22,17 @@ path of a file or folder: write ./target for a file of that name."""
 COMMANDS = {
     "list": ("describing", "list the models that come with edgespec or are cached"),
     "show": ("describing", "describe a model"),
-    "check": ("checking", "check whether two models form a pair, and how well it works"),
     "path": ("describing", "print the path of a model"),
     "pull": ("keeping", "download a model"),
     "enlarge": ("making", "write a larger model that generates the same text"),
     "draft": ("making", "make a draft from the target itself"),
-    "adapt": ("making", "train a draft on what its target answers"),
 }
 """Module and description of each command, whose flags `add_NAME` adds and which `run_NAME` runs."""
 
 
 def add_to(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """The commands of `edgespec models`, by name."""
-    parser.description = "List, describe, download, compare and make models."
+    parser.description = "List, describe, download and make models."
     parser.epilog = _EXAMPLES
     adder = parser.add_subparsers(title="commands", dest="action", metavar="COMMAND", required=True)
     commands = {}

@@ -59,8 +59,6 @@ FILE_TYPES: Mapping[str, str] = {
 """Supported file types of llama.cpp's quantiser, which mix tensor types, largest first: they need
 no importance matrix and can be paged. With each, the tensor type for rows that are no multiples of
 256 elements; empty if blocks are smaller."""
-ALIASES = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
-"""Short names, as in llama-quantize."""
 
 _STEP = re.compile(r"\[ *(\d+)/ *(\d+)\]")
 _REASON = re.compile(r"failed to quantize: (.+)")
@@ -86,7 +84,8 @@ def quantise(
     UsageError for an unknown name, ModelError for an invalid source, EdgespecError if llama.cpp
     fails.
     """
-    name = _known(name)
+    if name not in FILE_TYPES:
+        raise UsageError(f"{name} is none of {', '.join(FILE_TYPES)}")
     header = read_header(source)
     validate(header)
     command = python("-m", __name__, str(source), str(out), name, _narrow(header, name))
@@ -114,13 +113,6 @@ def quantise(
         raise EdgespecError(
             f"{source} could not be stored as {name}: {last_line or 'no reason given'}"
         )
-
-
-def _known(name: str) -> str:
-    known = ALIASES.get(name.upper(), name.upper())
-    if known not in FILE_TYPES:
-        raise UsageError(f"--type {name} is none of {', '.join(FILE_TYPES)}")
-    return known
 
 
 def _narrow(header: GgufFile, name: str) -> str:
