@@ -378,6 +378,19 @@ class TokenEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """Tokens of a prompt that have been read so far, as llama.cpp's server counts them."""
+
+    total: int
+    cache: int
+    """Tokens that were in the KV cache."""
+    processed: int
+    """Tokens that were in the cache or have been read."""
+    time_ms: int
+    """Milliseconds since reading began."""
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryStats:
     """Memory of the process."""
 

@@ -15,19 +15,14 @@ from typing import Self
 
 from edgespec.completions import answers
 from edgespec.completions.answers import Answer, Envelope, Usage
-from edgespec.completions.prompt_progress import Item, PromptProgress, Tokens
 from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Told, delta_of
 from edgespec.completions.requests import RequestError
 from edgespec.completions.writing import MessageWriter
 from edgespec.concurrency.owning import Closeable
-from edgespec.values import GenerationResult, TokenEvent
+from edgespec.ports.text_request import Item, Tokens
+from edgespec.values import GenerationResult, PromptProgress, TokenEvent
 
 OnResult = Callable[[GenerationResult], None]
-
-
-def one() -> int:
-    """Default number of generations that a request may run at once."""
-    return 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +36,7 @@ class Delivery:
     """Called with the result of each generation that was started."""
     max_characters: int | None = None
     """Most characters of all choices together, if there are several in a whole response."""
-    n_at_once: Callable[[], int] = one
+    n_at_once: Callable[[], int] = lambda: 1
     """Number of generations that the request may run now; called before each start."""
     pool_bytes: int = 0
     """Bytes that the request takes from the shared memory pool while it runs."""

@@ -17,7 +17,6 @@ from edgespec.chat.prompts import ChatPrompt
 from edgespec.completions import answers, request_limits
 from edgespec.completions.answers import Envelope
 from edgespec.completions.clients import current_client
-from edgespec.completions.prompt_progress import FollowedTokens, Tokens, ToldTokens
 from edgespec.completions.reasoned import ReasonedAnswers, Wrap
 from edgespec.completions.request_grammars import grammar_of, grammar_of_chat
 from edgespec.completions.requests import (
@@ -33,7 +32,6 @@ from edgespec.completions.running_request import (
     Delivery,
     OnResult,
     TextCompletion,
-    one,
 )
 from edgespec.completions.writing import MessageWriter
 from edgespec.errors import ContextOverflow, EdgespecError, ModelError
@@ -42,7 +40,7 @@ from edgespec.grammar.specification import (
     Grammar,
 )
 from edgespec.ports import Progress
-from edgespec.ports.text_request import Constraint, TextRequest
+from edgespec.ports.text_request import Constraint, TextRequest, Tokens
 from edgespec.settings.config import SamplingParams
 from edgespec.values import ModelInfo
 
@@ -71,7 +69,7 @@ class Generates(Protocol):
 
     def constraint(self, grammar: Grammar) -> Constraint: ...
 
-    def submit(self, request: TextRequest) -> ToldTokens: ...
+    def submit(self, request: TextRequest) -> Tokens: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ class Completions:
         sampling: Mapping[str, Any] | None = None,
         limits_answers: bool = False,
         on_result: OnResult | None = None,
-        n_at_once: Callable[[], int] = one,
+        n_at_once: Callable[[], int] = lambda: 1,
         max_tokens: int | None = None,
         fingerprint: str | None = None,
         writes_ahead: bool = False,
@@ -246,22 +244,17 @@ class Completions:
             client=current_client(),
         )
 
-        def follow(prompt: _Prompt, copy: int, grammar: Grammar | None) -> Tokens:
-            return FollowedTokens(partial(start, prompt, copy, grammar), len(prompt.tokens))
+        follows = bool(request.stream and request.return_progress)
 
-        def start(
-            prompt: _Prompt,
-            copy: int,
-            grammar: Grammar | None,
-            progress: Progress | None = progress,
-        ) -> ToldTokens:
+        def start(prompt: _Prompt, copy: int, grammar: Grammar | None) -> Tokens:
             constraint = None if grammar is None else self._session.constraint(grammar)
             seed = (sampling.seed + copy) % (1 << 64)
             text = replace(
                 shared,
                 prompt_tokens=tuple(prompt.tokens),
                 sampling=sampling.model_copy(update={"seed": seed}),
-                progress=progress,
+                progress=None if follows and copy == 0 else progress,
+                yields_progress=follows and copy == 0,
                 constraint=wrap(constraint) if wrap else constraint,
                 notes=() if grammar is None else grammar.notes,
                 shown=prompt.shown,
@@ -271,7 +264,6 @@ class Completions:
 
         n = request.copies
         is_greedy = sampling.temperature == 0
-        follows = bool(request.stream and request.return_progress)
         sources = []
         for place, prompt in enumerate(prompts):
             self._check_length(prompt)
@@ -281,7 +273,7 @@ class Completions:
                 first = place * n + copy
                 sources.append(
                     ChoiceSource(
-                        partial(follow if follows and copy == 0 else start, prompt, copy, grammar),
+                        partial(start, prompt, copy, grammar),
                         range(first, first + n) if is_greedy else (first,),
                         prompt.echo,
                         is_first_copy=copy == 0,
@@ -346,7 +338,7 @@ class Completions:
             request.wants_usage,
             self._on_result,
             request_limits.MAX_ANSWER_CHARACTERS if self._limits_answers else None,
-            one if is_one else self._n_at_once,
+            (lambda: 1) if is_one else self._n_at_once,
             kept_bytes + (GRAMMAR_BYTES if grammar is not None else 0),
             answers.grammar_marks(grammar),
             bool(request.stream and request.return_origins),

@@ -102,11 +102,6 @@ class Users:
         """
         return Use(self, exclusive)
 
-    def within(self) -> Use:
-        """Context manager for a callback, also while the object is closing or an exclusive call
-        is inside."""
-        return Use(self, is_callback=True)
-
     def check(self, use: Use) -> None:
         """Raise the errors of `use`."""
         if os.getpid() != self._process:
@@ -152,20 +147,18 @@ class Users:
 class Use:
     """A call inside an object; a context manager. A generator would take twice as long."""
 
-    __slots__ = ("_users", "exclusive", "is_callback", "thread")
+    __slots__ = ("_users", "exclusive", "thread")
 
-    def __init__(self, users: Users, exclusive: bool = False, is_callback: bool = False) -> None:
+    def __init__(self, users: Users, exclusive: bool = False) -> None:
         self._users = users
         self.exclusive = exclusive
-        self.is_callback = is_callback
         self.thread = threading.get_ident()
 
     def __enter__(self) -> None:
         users = self._users
         try:
             users.inside.append(self)
-            if not self.is_callback:
-                users.check(self)
+            users.check(self)
         except BaseException:
             self.__exit__()
             raise

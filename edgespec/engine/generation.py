@@ -16,8 +16,7 @@ from edgespec.concurrency.owning import POLL_S, Closeable, Users
 from edgespec.engine.scheduler import Scheduler
 from edgespec.engine.text import Text
 from edgespec.errors import Cancelled, SessionClosed, UsageError
-from edgespec.ports import Progress
-from edgespec.values import GenerationResult, MemoryStats, TokenEvent
+from edgespec.values import GenerationResult, MemoryStats, PromptProgress, TokenEvent
 
 if TYPE_CHECKING:
     import asyncio
@@ -45,9 +44,9 @@ class Generation(Closeable):
         self._load_s = load_s
         self._memory_stats = memory_stats
         self._users = Users("the generation")
-        self._deliveries: SimpleQueue[Sequence[TokenEvent]] = SimpleQueue()
+        self._deliveries: SimpleQueue[Sequence[Any]] = SimpleQueue()
         self._events: deque[TokenEvent] = deque()
-        """Tokens that are here and not taken."""
+        """Tokens that are here and not taken, with the progress of requests that yield it."""
         self._is_over = False
         """True once the delivery without tokens is here, which is the last."""
         self._came: asyncio.Event | None = None
@@ -56,9 +55,6 @@ class Generation(Closeable):
         self._failure: Exception | None = None
         self._text = text
         text.deliver = self._deliveries.put
-        if text.terms.progress is not None:
-            guarded = _guarded(text.terms.progress, scheduler, self._users)
-            text.terms = replace(text.terms, progress=guarded)
         scheduler.open(text)
 
     def __iter__(self) -> Self:
@@ -91,7 +87,7 @@ class Generation(Closeable):
         if self._came is None:
             put, came, loop = self._deliveries.put, asyncio.Event(), asyncio.get_running_loop()
 
-            def deliver(events: Sequence[TokenEvent]) -> None:
+            def deliver(events: Sequence[object]) -> None:
                 put(events)
                 with suppress(RuntimeError):  # the loop is closed: no task waits
                     loop.call_soon_threadsafe(came.set)
@@ -100,8 +96,12 @@ class Generation(Closeable):
             self.run_ahead()
         while self._result is None:
             self._came.clear()
-            while not self._is_over and not self._deliveries.empty():
-                self._take(self._deliveries.get())
+            try:
+                while not self._is_over and not self._deliveries.empty():
+                    self._take(self._deliveries.get())
+            except BaseException:
+                self.cancel()
+                raise
             if self._events:
                 return self._events.popleft()
             if self._is_over:
@@ -137,10 +137,6 @@ class Generation(Closeable):
             self._text.run_ahead()
             self._scheduler.want(self._text)
 
-    def tell(self, item: Any) -> None:
-        """Yield `item` before the tokens to come; for the request's callback."""
-        self._text.deliver([item])
-
     def cancel(self) -> None:
         """End the text soon, from any thread; its finish reason is "cancelled"."""
         self._scheduler.cancel(self._text)
@@ -172,9 +168,13 @@ class Generation(Closeable):
                 self._leave()
                 raise
 
-    def _take(self, events: Sequence[TokenEvent]) -> None:
-        self._events += events
-        self._is_over = not events
+    def _take(self, events: Sequence[Any]) -> None:
+        progress, self._is_over = self._text.terms.progress, not events
+        for event in events:
+            if progress is not None and isinstance(event, PromptProgress):
+                progress("reading the prompt", event.processed / event.total)
+            else:
+                self._events.append(event)
 
     def _finish(self) -> None:
         """Set the result at the end, or raise the error that is the end."""
@@ -201,16 +201,3 @@ class Generation(Closeable):
             self._text.forget_grammar()
             result = self._text.result(self._load_s)
             self._result = replace(result, memory=self._memory_stats())
-
-
-def _guarded(progress: Progress, scheduler: Scheduler, users: Users) -> Progress:
-    """`progress`, during which neither the engine nor the generation may be closed.
-
-    It holds no reference to the generation, which ends when it is no longer referenced.
-    """
-
-    def guarded(what: str, share: float) -> None:
-        with scheduler.within(), users.within():
-            progress(what, share)
-
-    return guarded

@@ -82,7 +82,7 @@ def take(loop: Loop, text: Text, part: PassPart, logits: np.ndarray) -> None:
     text.charge(now_s - text.begun_s, gave_token=is_end)
     loop.trace.add(Track.ENGINE, "prompt", text.begun_s, now_s, tokens=part.n_rows)
     text.begun_s = now_s
-    text.tell(len(slot.committed))
+    text.tell(len(text.reading) if is_end else len(slot.committed))
 
 
 def time_sizes(loop: Loop, text: Text) -> None:

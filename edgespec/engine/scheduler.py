@@ -116,10 +116,6 @@ class Scheduler(Closeable):
         """Context manager for a use of the models' vocabularies. Raises SessionClosed."""
         return self._users.use()
 
-    def within(self) -> AbstractContextManager[None]:
-        """Context manager for a callback, in which the engine cannot be closed."""
-        return self._users.within()
-
     def waiting(self) -> AbstractContextManager[None]:
         """Context manager for a thread that waits for the engine's. Raises SessionClosed, also once
         the process ends, and UsageError in a callback of the engine."""

@@ -6,6 +6,7 @@ Knows one text's part in a pass; `engine` makes the passes. A `Generation` is th
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,14 +24,14 @@ from edgespec.ports.text_request import TextRequest
 from edgespec.rules.acceptance_rules import AcceptanceRule
 from edgespec.rules.sampling import Sampler
 from edgespec.rules.tree_limits import Limits
-from edgespec.values import GenerationResult, PagingStats, TokenEvent
+from edgespec.values import GenerationResult, PagingStats, PromptProgress, TokenEvent
 
 N_LEFT = 8
 """Last tokens of a prompt that a model with recurrent state reads in one pass. The state before
 them is kept, as a template may omit them in the next turn."""
 
 
-def nowhere(events: Sequence[TokenEvent]) -> None:
+def nowhere(events: Sequence[object]) -> None:
     """Receiver of a text that nobody reads."""
 
 
@@ -50,9 +51,9 @@ class Text:
     """Tokens that remained after the latest context shift; None before any."""
     cancelled: threading.Event = field(default_factory=threading.Event)
     """Set by any thread to cancel the text; never cleared."""
-    deliver: Callable[[Sequence[TokenEvent]], None] = nowhere
-    """Called by the engine's thread with the tokens of a pass, and with none once the text has
-    ended; must not wait."""
+    deliver: Callable[[Sequence[TokenEvent | PromptProgress]], None] = nowhere
+    """Called by the engine's thread with the tokens of a pass or the progress of the prompt, and
+    with nothing once the text has ended; must not wait."""
     thread: int = 0
     """Identifier of the thread that asked for tokens last."""
     is_queued: bool = False
@@ -89,6 +90,9 @@ class Text:
     """Keys of the nodes that were guessed during the latest pass."""
     begun_s: float = 0.0
     """Time at which its part in the next pass began."""
+    told: PromptProgress | None = None
+    """Latest progress of reading the prompt."""
+    reading_since_s: float = 0.0
     events: list[TokenEvent] = field(default_factory=list)
     """Accepted tokens that are not delivered yet."""
 
@@ -203,14 +207,21 @@ class Text:
         return -(-n_alone // info.prompt_batch) + (not info.prompts_give_logits)
 
     def tell(self, n_read: float) -> None:
-        """Report that `n_read` tokens of the prompt are read or were in the cache."""
-        if self.terms.progress is not None and self.held is None:
-            self.terms.progress("reading the prompt", min(1.0, n_read / len(self.prompt)))
+        """Deliver that `n_read` tokens of the prompt are read or were in the cache, if that is
+        followed."""
+        follows = self.terms.progress is not None or self.terms.yields_progress
+        if not follows or self.held is not None:
+            return
+        before, now_s = self.told, time.perf_counter()
+        if before is None:
+            before, self.reading_since_s = PromptProgress(0, round(n_read), -1, 0), now_s
+        n_read, time_ms = round(n_read), round(1000 * (now_s - self.reading_since_s))
+        if n_read > before.processed:
+            self.told = PromptProgress(len(self.prompt), before.cache, n_read, time_ms)
+            self.deliver([self.told])
 
-    def progress_of(self, n_tokens: int) -> Progress | None:
-        """Callback for a part of the prompt; it reports the share of the whole prompt."""
-        if self.terms.progress is None or self.held is not None:
-            return None
+    def progress_of(self, n_tokens: int) -> Progress:
+        """Callback for a part of the prompt."""
         n_before = len(self.slot.committed)
         return lambda _, share: self.tell(n_before + share * n_tokens)
 
@@ -268,6 +279,8 @@ class Text:
         was picked before it.
         """
         sampler, transcript = self.sampler, self.transcript
+        if not transcript.tokens:
+            self.tell(len(self.prompt))
         after = dict(zip(nodes, logits, strict=True))
         path: list[int] = []
         node: int | None = pool.root[self.slot.number]

@@ -5,7 +5,7 @@ Knows no model: the prompt is tokens, a grammar is a constraint.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from edgespec.ports.language_model import Progress
 from edgespec.settings.config import SamplingParams
+from edgespec.values import GenerationResult, PromptProgress, TokenEvent
 
 
 class Constraint(Protocol):
@@ -47,10 +48,31 @@ class TextRequest:
     shown: Mapping[int, str] = field(default_factory=dict)
     """Text of control tokens that are to be visible; others add no text."""
     progress: Progress | None = None
-    """Called during prefill."""
+    """Called by the thread that takes the tokens, for what has been read of the prompt."""
+    yields_progress: bool = False
+    """Yield `PromptProgress` before the tokens, where there is no callback for it."""
     client: str = ""
     """Client whose text it is: what was computed for others is not used, as its time would tell."""
     notes: Sequence[str] = ()
     """Notes on the request for its result."""
     runs_ahead: bool = False
     """Once begun, write the text to its end without waiting for whoever takes its tokens."""
+
+
+Item = TokenEvent | PromptProgress
+"""An item of a text's tokens; progress only where it is asked for."""
+
+
+class Tokens(Protocol):
+    """Protocol of the tokens of a request, as they are written."""
+
+    @property
+    def result(self) -> GenerationResult: ...
+
+    def __iter__(self) -> Iterator[Item]: ...
+
+    def run_ahead(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+    def close(self) -> None: ...

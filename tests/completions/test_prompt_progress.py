@@ -2,70 +2,19 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
+import threading
 
 import pytest
 
 import edgespec
-from edgespec.completions.prompt_progress import FollowedTokens, PromptProgress
 from edgespec.completions.requests import ChatRequest, CompletionRequest
 from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
 from edgespec.models.embedded import embedded_pair
 from edgespec.settings.config import LoadSettings
-from edgespec.values import GenerationResult, TokenEvent
 
 LONG = "def f(x):\n    return x + 1\n" * 40
-
-
-class PromptReader:
-    """A generation that reads a prompt of eight tokens, two of which it has, and writes two."""
-
-    result = GenerationResult("ab", tuple(range(8)), (1, 2), "stop")
-
-    def __init__(self, progress) -> None:
-        self._progress = progress
-        self._told = []
-
-    def tell(self, item) -> None:
-        self._told.append(item)
-
-    def __iter__(self):
-        for share in (0.25, 0.5, 0.5, 0.4, 0.75):
-            self._progress("reading the prompt", share)
-        yield from self._told
-        yield TokenEvent("a", 1, "target", 0)
-        yield TokenEvent("b", 2, "target", 0)
-
-    def cancel(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-def test_progress_grows_up_to_the_whole_before_the_first_token():
-    times = iter(range(10))
-    items = list(FollowedTokens(PromptReader, 8, lambda: next(times)))
-    assert [one.processed for one in items[:4]] == [2, 4, 6, 8]
-    assert {(one.total, one.cache) for one in items[:4]} == {(8, 2)}
-    assert [one.time_ms for one in items[:4]] == sorted(one.time_ms for one in items[:4])
-    assert items[0] == PromptProgress(8, 2, 2, 0)
-    assert [one.text for one in items[4:]] == ["a", "b"]
-
-
-def test_a_generation_that_fails_says_so():
-    class Failing(PromptReader):
-        def __iter__(self):
-            yield from ()
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        list(FollowedTokens(Failing, 8))
-
-
-def test_one_that_was_not_begun_can_be_closed():
-    FollowedTokens(PromptReader, 8).close()
 
 
 @pytest.fixture(scope="module", params=[1, 2])
@@ -144,18 +93,40 @@ def test_chat_requests_have_the_field():
     assert ChatRequest.parse(fields).return_progress
 
 
-def test_what_is_told_can_be_taken_while_the_engine_still_tells_it(completions):
-    """The engine's thread may stay in the callback when the reader already wants the next token."""
-    n_told = 0
+def test_a_callback_is_called_where_the_tokens_are_taken(completions):
+    threads, shares = set(), []
 
-    def slow(what: str, share: float) -> None:
-        nonlocal n_told
-        n_told += 1
-        generation.tell(n_told)
-        time.sleep(0.02)
+    def progress(what: str, share: float) -> None:
+        threads.add(threading.get_ident())
+        shares.append(share)
+
+    completions._session.generate("# 3" + LONG, max_tokens=2, progress=progress)
+    assert threads == {threading.get_ident()}
+    assert len(shares) > 3 and shares == sorted(set(shares)) and shares[-1] == 1.0
+
+
+def test_a_callback_that_fails_ends_its_text_alone(completions):
+    def failing(what: str, share: float) -> None:
+        raise ZeroDivisionError
 
     session = completions._session
-    with session.stream("# 3" + LONG, max_tokens=2, progress=slow) as generation:
-        told = [item for item in generation if isinstance(item, int)]
-    assert told == list(range(1, n_told + 1))
-    assert n_told > 3
+    generation = session.stream("# 4" + LONG, progress=failing)
+    with pytest.raises(ZeroDivisionError):
+        next(generation)
+    assert generation.result.finish_reason == "cancelled"
+    assert session.generate("# 5", max_tokens=2).tokens
+
+
+def test_a_callback_that_fails_in_an_event_loop_ends_its_text(completions):
+    def failing(what: str, share: float) -> None:
+        raise ZeroDivisionError
+
+    async def write() -> None:
+        async with edgespec.AsyncSession(completions._session).stream(
+            "# 6" + LONG, progress=failing
+        ) as events:
+            with pytest.raises(ZeroDivisionError):
+                await anext(events)
+        assert events.result.finish_reason == "cancelled"
+
+    asyncio.run(write())

@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from edgespec.concurrency.owning import InOneProcess, Users, close_all
-from edgespec.errors import UsageError
+from edgespec.concurrency.owning import InOneProcess, close_all
 
 
 class Broken(Exception):
@@ -90,13 +89,3 @@ def test_a_fork_is_told_that_the_session_is_its_parent_s_which_goes_on() -> None
     assert len(refused) == 2
     assert all("is a fork without its threads: load one here" in line for line in refused)
     assert n_tokens == "9"
-
-
-def test_a_callback_that_is_inside_keeps_nobody_from_being_alone() -> None:
-    users = Users("it")
-    with users.within(), users.use(exclusive=True):
-        with pytest.raises(UsageError, match="one thread at a time"), users.use(exclusive=True):
-            pass
-        with users.use():
-            assert users.is_inside
-    assert not users.is_inside
