@@ -21,9 +21,11 @@ from edgespec.batch.lines import (
     parse_line,
     request_key,
 )
+from edgespec.completions.protocols.dialect import Reply, chat_dialect, text_dialect
+from edgespec.completions.protocols.message_replies import messages_dialect
+from edgespec.completions.protocols.response_replies import StoredResponses, responses_dialect
 from edgespec.completions.refusals import refusal_of
-from edgespec.completions.request_limits import MIB, POOL_BYTES
-from edgespec.completions.requests import ChatRequest
+from edgespec.completions.request_limits import MIB, POOL_BYTES, STORED_BYTES
 from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
 from edgespec.concurrency.owning import POLL_S
@@ -52,14 +54,22 @@ class BatchCounts:
     """Requests answered by earlier runs with an error."""
 
 
-def starting(completions: Completions) -> Callable[[BatchRequest], Completion]:
-    """A function that starts the completion of a request."""
+Start = Callable[[BatchRequest], tuple[Completion, Reply]]
+"""Starts the completion of a request, and says how its answer is formatted."""
 
-    def start(request: BatchRequest) -> Completion:
-        parsed = request.parse()
-        if isinstance(parsed, ChatRequest):
-            return completions.chat(parsed)
-        return completions.text(parsed)
+
+def starting(completions: Completions) -> Start:
+    """A function that starts the completions of requests."""
+    dialects = {
+        "/v1/chat/completions": chat_dialect(completions),
+        "/v1/completions": text_dialect(completions),
+        "/v1/responses": responses_dialect(completions, StoredResponses(STORED_BYTES)),
+        "/v1/messages": messages_dialect(completions),
+    }
+
+    def start(request: BatchRequest) -> tuple[Completion, Reply]:
+        asked = dialects[request.url](request.body)
+        return asked.start(), asked.reply
 
     return start
 
@@ -69,7 +79,7 @@ class BatchRun:
 
     def __init__(
         self,
-        start: Callable[[BatchRequest], Completion],
+        start: Start,
         lines: Iterator[tuple[int, bytes | None]],
         write: Callable[[bytes], None],
         cancel: Callable[[], None],
@@ -216,10 +226,10 @@ class BatchRun:
     def _respond(self, request: BatchRequest) -> tuple[int, bytes]:
         try:
             with self._preparing:
-                completion = self._start(request)
+                completion, reply = self._start(request)
             with self._holding(-(-completion.pool_bytes // MIB)), completion:
                 self._check_going()  # `cancel` may have come before it began
-                body = completion.whole()
+                body = reply.whole(completion.whole(), completion)
                 if completion.is_cut:
                     raise Cancelled("the batch was stopped")
                 return 200, answer_line(request.custom_id, 200, body)

@@ -11,13 +11,9 @@ from typing import Any, BinaryIO
 from edgespec.completions.answers import Answer
 from edgespec.completions.decoding import decoded
 from edgespec.completions.refusals import Refusal
-from edgespec.completions.requests import ChatRequest, CompletionRequest
 
-URLS: dict[str, type[ChatRequest] | type[CompletionRequest]] = {
-    "/v1/chat/completions": ChatRequest,
-    "/v1/completions": CompletionRequest,
-}
-"""Supported endpoints and the types of their requests."""
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+"""Supported endpoints."""
 FIELDS = ("custom_id", "method", "url", "body")
 MAX_ID_CHARACTERS = 512
 ENVELOPE_BYTES = 8 << 10
@@ -38,12 +34,8 @@ class BatchRequest:
     """The request in one line, with its body not validated yet."""
 
     custom_id: str
-    kind: type[ChatRequest] | type[CompletionRequest]
+    url: str
     body: dict[str, Any]
-
-    def parse(self) -> ChatRequest | CompletionRequest:
-        """The validated body. Raises RequestError."""
-        return self.kind.parse(self.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +83,13 @@ def parse_line(line: bytes) -> BatchRequest:
         raise LineError(f"unknown field {field!r}: a line has {', '.join(FIELDS)}", _INVALID, name)
     if content.get("method", "POST") != "POST":
         raise LineError(f"method is {content['method']!r}: it must be POST", _INVALID, name)
-    kind = URLS.get(str(content.get("url")))
-    if kind is None:
-        url = content.get("url", "missing")
+    if (url := content.get("url", "missing")) not in URLS:
         raise LineError(f"url is {url}: it must be one of {', '.join(URLS)}", _INVALID, name)
     if not isinstance(content.get("body"), dict):
         raise LineError("body is missing: give the request's object", _INVALID, name)
     if content["body"].get("stream"):
         raise LineError("body.stream: answers are written whole: leave it out", _INVALID, name)
-    return BatchRequest(name, kind, content["body"])
+    return BatchRequest(name, url, content["body"])
 
 
 _INVALID = "invalid_line"

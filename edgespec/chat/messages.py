@@ -46,7 +46,7 @@ def checked(messages: Sequence[Message], knows_developer: bool = True) -> list[d
             turn["role"] = "system"
         if calls := turn.pop("tool_calls", None):
             turn["tool_calls"] = _calls(calls, where)
-        turn["content"] = _content(turn.get("content"), role in _MAY_BE_EMPTY, where)
+        turn["content"] = _content(turn.get("content"), str(role), where)
         conversation.append(turn)
     return conversation
 
@@ -55,13 +55,18 @@ def _without_null(fields: Message) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _content(content: Any, may_be_missing: bool, where: str) -> str:
+def left_out(kind: str) -> str:
+    """The note that stands for a part of a tool's result that is no text, such as a picture."""
+    return f"[{kind.removeprefix('input_').removesuffix('_url')} left out]"
+
+
+def _content(content: Any, role: str, where: str) -> str:
     if isinstance(content, str):
         text = content
-    elif content is None and may_be_missing:
+    elif content is None and role in _MAY_BE_EMPTY:
         return ""
     elif isinstance(content, Sequence):
-        text = "".join(_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+        text = "".join(_part(part, role, f"{where}.content[{i}]") for i, part in enumerate(content))
     else:
         raise UsageError(f"{where}.content must be text or a list of text parts")
     try:
@@ -71,13 +76,15 @@ def _content(content: Any, may_be_missing: bool, where: str) -> str:
     return text
 
 
-def _part(part: Any, where: str) -> str:
+def _part(part: Any, role: str, where: str) -> str:
     if isinstance(part, Mapping) and part.get("type") == "text":
         text = part.get("text")
         if isinstance(text, str):
             return text
     kind = part.get("type") if isinstance(part, Mapping) else None
     if isinstance(kind, str) and kind != "text":
+        if role == "tool":
+            return left_out(kind)
         raise UsageError(f"{where} is of type {kind!r}: models here read text only")
     raise UsageError(f'{where} must be an object such as {{"type": "text", "text": "..."}}')
 
@@ -107,6 +114,8 @@ def _arguments(arguments: Any, where: str) -> Any:
             arguments, text = {}, "{}"
         if isinstance(arguments, Mapping):
             return CallArguments(arguments, text or json.dumps(arguments, ensure_ascii=False))
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, RecursionError):  # of a call that was cut off
+        return CallArguments({"arguments": text}, str(text))
+    except TypeError as error:
         raise UsageError(f"{where} are not JSON: {error}") from error
     return arguments

@@ -17,6 +17,7 @@ from edgespec.batch.lines import ENVELOPE_BYTES, BatchRequest, numbered_lines
 from edgespec.cli.console import Console
 from edgespec.cli.invocation import settings_from
 from edgespec.cli.model_list import PARALLEL, ListedModel, ModelList, for_requests
+from edgespec.completions.protocols.dialect import Reply
 from edgespec.completions.protocols.model_names import model_named, not_loaded
 from edgespec.completions.refusals import Refusal
 from edgespec.completions.request_limits import max_body_bytes
@@ -108,7 +109,7 @@ def runs_of_several(
         except Refusal:
             return 0
 
-    def refuse(request: BatchRequest) -> Completion:
+    def refuse(request: BatchRequest) -> tuple[Completion, Reply]:
         raise not_loaded(model_of(request).name, f"IN {files.name} was changed during the run")
 
     def lines(group: int) -> Iterator[tuple[int, bytes | None]]:

@@ -96,10 +96,26 @@ def fingerprint(info: ModelInfo) -> str:
     return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:10]}"
 
 
+def timings(result: GenerationResult) -> Answer:
+    """Counts and milliseconds of a generation by the names of llama.cpp's server."""
+    found: Answer = {"cache_n": result.reused_tokens}
+    for name, n, seconds in (
+        ("prompt", len(result.prompt_tokens) - result.reused_tokens, result.timings.prompt_s),
+        ("predicted", len(result.tokens), result.timings.decode_s),
+    ):
+        found |= {
+            f"{name}_n": n,
+            f"{name}_ms": 1000 * seconds,
+            f"{name}_per_token_ms": 1000 * seconds / max(n, 1),
+            f"{name}_per_second": n / seconds if seconds else 0.0,
+        }
+    return found
+
+
 def marks(result: GenerationResult) -> Answer:
-    """Additional fields about a lossy acceptance rule and dropped context; usually empty."""
+    """Additional fields about timings, a lossy acceptance rule and dropped context."""
     stats = result.speculation
-    found: Answer = {}
+    found: Answer = {"timings": timings(result)}
     if stats.keeps != Keeps.DRAWS:
         found["acceptance"] = {"rule": stats.acceptance, "keeps": stats.keeps}
     if result.dropped_tokens:

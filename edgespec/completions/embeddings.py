@@ -42,7 +42,11 @@ class EmbeddingRequest(ParsedRequest):
     ]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1)
-    """Length of a vector, which the model decides: any other number is refused."""
+    """Length of a vector: a shorter one than the model's is its beginning, of length 1."""
+    truncate: bool | str | None = None
+    """Cut texts that are longer than the context; TEI's and Cohere's names of an end are taken."""
+    truncate_prompt_tokens: int | None = Field(default=None, ge=-1)
+    """vLLM's field: most tokens of a text, whose beginning is kept; -1: the context."""
     user: str | None = None
     """Accepted, without effect."""
 
@@ -80,12 +84,17 @@ class Embeddings:
         self._model = model
         self._encoding = request.encoding_format
         n_values, n_texts = embedder.n_values, len(request.input)
-        if request.dimensions not in (None, n_values):
+        self._n_values = request.dimensions or n_values
+        if self._n_values > n_values:
             raise RequestError(
                 f"dimensions: {model} gives vectors of {n_values} numbers, not "
                 f"{request.dimensions}: leave it out",
                 "dimensions",
             )
+        n_ctx, asked = embedder.target.n_ctx, request.truncate_prompt_tokens
+        cuts = asked is not None or request.truncate not in (None, False, "NONE")
+        self._most = min(n_ctx, asked or n_ctx) if cuts and asked != -1 else n_ctx
+        self._cuts = cuts
         if n_texts > (most := max_bytes // (4 * n_values)):
             raise RequestError(
                 f"input: {n_texts:,} vectors of {n_values:,} numbers are more than an answer may "
@@ -101,7 +110,7 @@ class Embeddings:
 
     def compute(self) -> None:
         """Compute the vectors. Raises Cancelled and WeightReadError."""
-        self._vectors = [self._embedder.vector(tokens, normalize=True) for tokens in self._texts]
+        self._vectors = [self._vector(tokens) for tokens in self._texts]
 
     def pieces(self) -> Iterator[str]:
         """The answer as JSON, in pieces of one vector each."""
@@ -116,13 +125,37 @@ class Embeddings:
         rest = json.dumps({"model": self._model, "usage": usage}, ensure_ascii=False)
         yield f"], {rest[1:]}"
 
+    def _vector(self, tokens: Sequence[int]) -> np.ndarray:
+        vector = self._embedder.vector(tokens, normalize=True)
+        if self._n_values == len(vector):
+            return vector
+        cut: np.ndarray = vector[: self._n_values]
+        return cut / max(float(np.linalg.norm(cut)), 1e-12)
+
+    def _tokens(self, text: str) -> list[int]:
+        """Tokens of a text, cut in front of the one that ends it if that is asked for."""
+        while True:
+            try:
+                tokens = self._embedder.encode(text)
+            except ContextOverflow:
+                if not self._cuts:
+                    raise
+                text = text[: len(text) * 3 // 4]
+                continue
+            ending = self._embedder.encode("")[-1:]
+            if len(tokens) > self._most and self._cuts and tokens[-1:] == ending:
+                return tokens[: self._most - 1] + ending
+            return tokens
+
     def _encoded(self, text: str | list[int], place: int) -> list[int]:
         param = f"input.{place}"
         if not text:
             raise RequestError(f"{param} is empty: there is no vector of nothing", param)
         target = self._embedder.target
         try:
-            tokens = self._embedder.encode(text) if isinstance(text, str) else text
+            tokens = self._tokens(text) if isinstance(text, str) else text
+            if self._cuts:
+                tokens = tokens[: self._most]
             if len(tokens) > target.n_ctx:
                 raise ContextOverflow(target.n_ctx, len(tokens))
         except ContextOverflow as error:

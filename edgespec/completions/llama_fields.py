@@ -7,6 +7,7 @@ refused. Knows no session.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,11 +15,12 @@ from edgespec.settings.config import INT32_MAX
 from edgespec.settings.parsing import MAX_BIAS
 
 _WITHOUT_EFFECT = frozenset(
-    {"cache_prompt", "id_slot", "n_keep", "timings_per_token", "backend_sampling"}
-    | {"xtc_threshold", "dry_base", "dry_allowed_length", "dry_penalty_last_n"}
-    | {"dry_sequence_breakers", "mirostat_tau", "mirostat_eta", "dynatemp_exponent"}
-    | {"spaces_between_special_tokens", "priority", "request_id"}
-    | {"verbosity", "prediction", "prompt_cache_retention"}
+    {"cache_prompt", "id_slot", "n_keep", "timings_per_token", "backend_sampling", "models"}
+    | {"xtc_threshold", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "request_id"}
+    | {"dry_sequence_breakers", "mirostat_tau", "mirostat_eta", "dynatemp_exponent", "priority"}
+    | {"spaces_between_special_tokens", "verbosity", "prediction", "parse_tool_calls"}
+    | {"user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier"}
+    | {"prompt_cache_retention", "prompt_cache_options", "skip_special_tokens", "reasoning_format"}
 )
 """Fields accepted with any value: they change only speed or placement, or tune samplers whose own
 field is refused."""
@@ -30,10 +32,14 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "mirostat": (0,),
     "mirostat_mode": (0,),
     "tfs_z": (1,),
+    "top_a": (0,),
     "penalize_nl": (False,),
     "logits_processor": ([],),
+    "logits_processors": ([],),
     "stopping_criteria": ([],),
-    "skip_special_tokens": (True,),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "allowed_token_ids": ([],),
     "include_stop_str_in_output": (False,),
     "min_tokens": (0,),
     "length_penalty": (1,),
@@ -41,31 +47,42 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "dynatemp_range": (0,),
     "min_keep": (0, 1),
     "n_indent": (0,),
-    "n_probs": (0,),
     "n_discard": (0,),
     "t_max_predict_ms": (0, -1),
     "t_max_prompt_ms": (0, -1),
-    "post_sampling_probs": (False,),
-    "return_tokens": (False,),
     "modalities": (["text"],),
     "audio": (),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "web_search_options": (),
-    "suffix": ("",),
     "lora": ([],),
     "samplers": ([],),
-    "grammar": ("",),
-    "reasoning_format": ("auto", "deepseek"),
-    "parse_tool_calls": (True,),
 }
 """Accepted values, which do not change the text, by field; null is accepted for all fields."""
-KNOWN = (*_WITHOUT_EFFECT, *_NEUTRAL, "n_predict", "json_schema")
+_RENAMED: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "n_predict": ("max_tokens", {"type": "integer", "minimum": -1, "maximum": INT32_MAX}),
+    "repetition_penalty": ("repeat_penalty", {"type": "number"}),
+}
+"""Our name of a field, and its schema."""
+_OBJECT, _TEXT, _BOOL = {"type": "object"}, {"type": "string"}, {"type": "boolean"}
+_TRANSLATED: Mapping[str, dict[str, Any]] = {
+    "json_schema": _OBJECT,
+    "grammar": _TEXT,
+    "guided_json": _OBJECT,
+    "guided_regex": _TEXT,
+    "guided_choice": {"type": "array", "items": _TEXT},
+    "guided_grammar": _TEXT,
+    "structured_outputs": _OBJECT,
+    "n_probs": {"type": "integer", "minimum": 0},
+    "enable_thinking": _BOOL,
+    "thinking": _OBJECT,
+}
+KNOWN = (*_WITHOUT_EFFECT, *_NEUTRAL, *_RENAMED, *_TRANSLATED)
 SCHEMAS: Mapping[str, dict[str, Any]] = {
     **{name: {} for name in sorted(_WITHOUT_EFFECT)},
     **{name: {"enum": [*values, None]} for name, values in _NEUTRAL.items()},
-    "n_predict": {"type": ["integer", "null"], "minimum": -1, "maximum": INT32_MAX},
-    "json_schema": {"type": ["object", "null"]},
+    **{name: {"anyOf": [its, {"type": "null"}]} for name, (_, its) in _RENAMED.items()},
+    **{name: {"anyOf": [its, {"type": "null"}]} for name, its in _TRANSLATED.items()},
 }
 """JSON schemas of the known fields."""
 
@@ -78,28 +95,54 @@ class FieldError(ValueError):
         self.name = name
 
 
-def translated(content: Mapping[str, Any]) -> dict[str, Any]:
+def translated(content: Mapping[str, Any], is_chat: bool = True) -> dict[str, Any]:
     """The request with llama.cpp's fields translated or dropped. Raises FieldError."""
-    fields = dict(content)
-    for name in _WITHOUT_EFFECT & fields.keys():
-        del fields[name]
+    fields = {
+        name: value
+        for name, value in content.items()
+        if name not in _WITHOUT_EFFECT and value is not None
+    }
     for name in _NEUTRAL.keys() & fields.keys():
-        value = fields.pop(name)
-        if value is not None and value not in _NEUTRAL[name]:
+        if fields.pop(name) not in _NEUTRAL[name]:
             neutral = " or ".join(map(json.dumps, _NEUTRAL[name])) or "null"
             raise FieldError(name, f"{name}: this server cannot do that, only {neutral}")
-    if "n_predict" in fields:
-        limit = fields.pop("n_predict")
-        if fields.get("max_tokens") is None:
-            fields["max_tokens"] = limit
-    if fields.get("json_schema") is not None:
-        schema = fields.pop("json_schema")
-        if fields.get("response_format") is None:
-            fields["response_format"] = {"type": "json_object", "schema": schema}
-    else:
-        fields.pop("json_schema", None)
+    for name in _RENAMED.keys() & fields.keys():
+        fields.setdefault(_RENAMED[name][0], fields.pop(name))
+    if found := _format({name: fields.pop(name, None) for name in _TRANSLATED if name in fields}):
+        fields.setdefault("response_format", found)
+    if n_probs := content.get("n_probs"):
+        more = {"logprobs": True, "top_logprobs": n_probs} if is_chat else {"logprobs": n_probs}
+        fields = more | fields
+    _settle_thinking(content, fields)
     _settle_numbers(fields)
     return fields
+
+
+def _format(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The format of the text that fields of llama.cpp and vLLM ask for; None if they ask for
+    none."""
+    asked = given.get("structured_outputs") or {}
+    schema = given.get("json_schema", given.get("guided_json", asked.get("json")))
+    choices = given.get("guided_choice") or asked.get("choice")
+    pattern = given.get("guided_regex") or asked.get("regex")
+    grammar = given.get("grammar") or given.get("guided_grammar") or asked.get("grammar")
+    if schema is not None:
+        schema = json.loads(schema) if isinstance(schema, str) else schema
+        return {"type": "json_object", "schema": schema}
+    if choices:
+        pattern = "|".join(re.escape(str(choice)) for choice in choices)
+    if pattern:
+        return {"type": "regex", "pattern": pattern}
+    return {"type": "grammar", "grammar": grammar} if grammar else None
+
+
+def _settle_thinking(content: Mapping[str, Any], fields: dict[str, Any]) -> None:
+    """Translate the fields that turn reasoning on and off."""
+    is_on = content.get("enable_thinking")
+    if isinstance(thinking := content.get("thinking"), Mapping):
+        is_on = thinking.get("type") != "disabled"
+    if is_on is not None:
+        fields.setdefault("reasoning", {"enabled": is_on})
 
 
 def _settle_numbers(fields: dict[str, Any]) -> None:
@@ -108,7 +151,7 @@ def _settle_numbers(fields: dict[str, Any]) -> None:
         if fields.get(name) == -1:
             fields[name] = INT32_MAX
     if fields.get("seed") == -1:
-        fields["seed"] = None
+        del fields["seed"]
     if fields.get("top_k") == -1:
         fields["top_k"] = 0
     biases = fields.get("logit_bias")

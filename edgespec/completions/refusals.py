@@ -40,7 +40,7 @@ class Refusal(Exception):
         code: str | None = None,
         param: str | None = None,
         headers: dict[str, str] | None = None,
-        figures: dict[str, int] | None = None,
+        figures: dict[str, Any] | None = None,
     ) -> None:
         """`figures` are further fields of the error."""
         super().__init__(message)
@@ -76,7 +76,7 @@ def refusal_of(error: BaseException) -> Refusal:
         case SessionClosed() | Cancelled():
             return Refusal(503, "the server is shutting down", code="shutting_down")
         case RequestError():
-            return Refusal(400, str(error), code=error.code, param=error.param)
+            return Refusal(400, str(error), error.code, error.param, figures=error.figures)
         case ContextOverflow():
             return Refusal(
                 400,

@@ -17,7 +17,7 @@ from edgespec.completions.argument_types import followed, types_of
 from edgespec.completions.requests import ChatRequest, RequestError, ResponseFormat
 from edgespec.completions.tool_calls import call_grammar, knows_calls
 from edgespec.errors import GrammarError
-from edgespec.grammar.specification import Grammar, schema_rules, unchecked_schema
+from edgespec.grammar.specification import Grammar, from_gbnf, schema_rules, unchecked_schema
 
 Schema = Mapping[str, Any]
 
@@ -46,18 +46,11 @@ _GLM = _MarkedForm(f"{BEGIN}{{}}", END, f"{KEY}{{}}{KEY_END}", VALUE, VALUE_END,
 
 
 def grammar_of_chat(request: ChatRequest, template: str) -> Grammar | None:
-    """Grammar required by `response_format` or `tool_choice`; None for free text. `template` is the
-    source of the chat template."""
+    """Grammar required by `tool_choice`, otherwise by `response_format`; None for free text.
+    `template` is the source of the chat template."""
     required = request.required_tools
-    grammar = grammar_of(request.response_format)
     if required is None:
-        return grammar
-    if grammar is not None:
-        raise RequestError(
-            "tool_choice asks for a call and response_format for something else: leave one of them "
-            "out",
-            "tool_choice",
-        )
+        return grammar_of(request.response_format)
     return call_grammar_of(template)(required)
 
 
@@ -80,7 +73,9 @@ def grammar_of(response_format: ResponseFormat | None) -> Grammar | None:
     )
     if not text:
         raise RequestError(f"response_format.{name} is missing", "response_format")
-    return Grammar("grammar" if name == "grammar" else "regular expression", text)
+    if name == "grammar":
+        return Grammar("grammar", from_gbnf(text) if "::=" in text else text)
+    return Grammar("regular expression", text)
 
 
 def call_grammar_of(template: str) -> Callable[[Sequence[Mapping[str, Any]]], Grammar]:

@@ -1,7 +1,7 @@
 """Validated requests in OpenAI's formats.
 
-Unknown and unsupported fields are refused, as OpenAI does; fields that do not change the text
-(`user`, `metadata`, ...) are accepted and ignored. Knows no session.
+Fields that do not change the text (`user`, `metadata`, ...) are accepted and ignored. Knows no
+session.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from edgespec.completions import llama_fields
-from edgespec.completions.protocols.request_parts import RequestPart, told
+from edgespec.completions.protocols.request_parts import RequestPart, leave_out, told
 from edgespec.completions.protocols.request_schemas import CHAT_MESSAGES, STOPS, TEXTS
 from edgespec.errors import UsageError
 from edgespec.ports import check_token
@@ -42,10 +42,18 @@ Prompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 class RequestError(UsageError):
     """A field of a request is invalid."""
 
-    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        figures: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`figures` are further fields of the error in a response."""
         super().__init__(message)
         self.param = param
         self.code = code
+        self.figures = dict(figures or {})
 
 
 def _as_stops(value: object) -> object:
@@ -66,15 +74,12 @@ class ParsedRequest(RequestPart):
         except ValidationError as error:
             raise RequestError(*told(error, content, cls.known_fields())) from error
 
-    @classmethod
-    def known_fields(cls) -> list[str]:
-        """Names of fields, of which one is suggested where a field is misspelled."""
-        return [field.alias or name for name, field in cls.model_fields.items()]
-
 
 class StreamOptions(RequestPart):
     include_usage: bool = False
     include_obfuscation: bool = False
+    continuous_usage_stats: bool = False
+    """vLLM's field, without effect."""
 
 
 class JsonSchema(RequestPart):
@@ -94,7 +99,7 @@ class ResponseFormat(RequestPart):
     schema_: dict[str, Any] | None = Field(alias="schema", default=None)
     """Schema for the type `json_object`, as in llama.cpp."""
     grammar: str | None = None
-    """Lark grammar for the type `grammar`."""
+    """Grammar for the type `grammar`: Lark, or llama.cpp's GBNF."""
     pattern: str | None = None
     """Regular expression for the type `regex`."""
 
@@ -153,18 +158,17 @@ class CommonRequest(ParsedRequest):
     ] = Field(default=None, max_length=MAX_STOPS)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     response_format: ResponseFormat | None = None
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
 
     @classmethod
     def parse(cls, content: object) -> Self:
         """The request in decoded JSON, with llama.cpp's fields too. Raises RequestError."""
         try:
-            fields = llama_fields.translated(content) if isinstance(content, Mapping) else content
+            is_chat = "messages" in cls.model_fields
+            fields = (
+                llama_fields.translated(content, is_chat)
+                if isinstance(content, Mapping)
+                else content
+            )
         except llama_fields.FieldError as error:
             raise RequestError(str(error), error.name) from error
         return super().parse(fields)
@@ -199,19 +203,35 @@ class CommonRequest(ParsedRequest):
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
-def _named_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The tools, if each is a function with a name. Raises RequestError."""
+def callable_tools(tools: Sequence[Mapping[str, Any]], *types: object) -> list[tuple[str, Any]]:
+    """The tools of the `types` that can be called, and their places; others are left out."""
+    found = []
     for place, tool in enumerate(tools):
+        kind = tool.get("type")
+        if kind in types:
+            found.append((f"tools.{place}", tool))
+        elif not leave_out(f"tools.{kind}"):
+            raise RequestError(
+                f"tools.{place} is of type {kind!r}: this server has no tools of its own, only "
+                "functions can be called",
+                "tools",
+            )
+    return found
+
+
+def _named_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The functions among the tools, if each has a name. Raises RequestError."""
+    for place, tool in callable_tools(tools, None, "function"):
         function = tool.get("function")
         named = function if isinstance(function, Mapping) else {}
         name, parameters = named.get("name"), named.get("parameters")
         if not isinstance(name, str) or not name:
-            field = f"tools.{place}.function.name"
+            field = f"{place}.function.name"
             raise RequestError(f"{field} is missing", field)
         if parameters is not None and not isinstance(parameters, Mapping):
-            field = f"tools.{place}.function.parameters"
+            field = f"{place}.function.parameters"
             raise RequestError(f"{field} must be an object", field)
-    return tools
+    return [tool for tool in tools if tool.get("type") in (None, "function")]
 
 
 class ChatRequest(CommonRequest):

@@ -108,6 +108,16 @@ def lark_grammar(source: str) -> Grammar:
     return _checked(Grammar("grammar", source))
 
 
+def from_gbnf(source: str) -> str:
+    """The Lark grammar of one in llama.cpp's GBNF. Raises GrammarError."""
+    with extras.needed(_EXTRA, _WHY):
+        from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+    try:
+        return str(gbnf_to_lark(source))
+    except (GbnfToLarkError, RecursionError, IndexError) as error:
+        raise GrammarError(f"the grammar is no GBNF: {error}") from error
+
+
 def _checked(grammar: Grammar) -> Grammar:
     with extras.needed(_EXTRA, _WHY):
         from edgespec.grammar.matcher import check

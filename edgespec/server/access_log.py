@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -31,6 +32,9 @@ class AccessLog:
 
     def request(self, answered: AnsweredRequest) -> None:
         """Record a request at its end."""
+
+    def left_out(self, request_id: str, names: Sequence[str]) -> None:
+        """Record fields of a request that are ignored, each name once."""
 
     def failure(self, request_id: str, traceback: str) -> None:
         """Record the traceback of a request that is answered with status 500."""

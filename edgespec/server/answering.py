@@ -21,6 +21,7 @@ from edgespec.completions.clients import asked_by
 from edgespec.completions.decoding import decoded
 from edgespec.completions.protocols.dialect import Asked, is_last
 from edgespec.completions.protocols.model_names import HostedModel
+from edgespec.completions.protocols.request_parts import leaving_out
 from edgespec.completions.refusals import Refusal
 from edgespec.completions.running_request import Completion
 from edgespec.errors import Cancelled
@@ -160,7 +161,8 @@ class _OneAnswer:
 
         def prepare() -> Preparation | Refusal:
             try:
-                asked = dialect(decoded(self._body))
+                with leaving_out(self._request.state.left_out):
+                    asked = dialect(decoded(self._body))
                 with asked_by(self._request.state.client):
                     return asked, asked.start()
             except Exception as error:  # noqa: BLE001 - its traceback would keep the request alive

@@ -26,6 +26,7 @@ from edgespec.completions.decoding import decoded
 from edgespec.completions.embeddings import EmbeddingRequest, Embeddings
 from edgespec.completions.protocols.message_requests import CountRequest
 from edgespec.completions.protocols.model_names import HostedModel
+from edgespec.completions.protocols.request_parts import leaving_out
 from edgespec.completions.refusals import Refusal, overloaded
 from edgespec.completions.request_limits import ANSWER_BYTES
 from edgespec.memory import heap, process
@@ -177,8 +178,12 @@ class Service:
             using = self._shared.host.using(wanted.model, wanted.wait_s)
             served: ServedText = await stack.enter_async_context(using)
             await stack.enter_async_context(self._shared.queue.preparing)
-            answer = await in_thread(lambda: compute(served, decoded(body)), lambda: None)
-            return JSONResponse(answer)
+
+            def computed() -> dict[str, Any]:
+                with leaving_out(request.state.left_out):
+                    return compute(served, decoded(body))
+
+            return JSONResponse(await in_thread(computed, lambda: None))
 
     async def _embeddings(self, request: Request) -> Response:
         async with AsyncExitStack() as stack:
@@ -191,7 +196,8 @@ class Service:
             await stack.enter_async_context(self._embedding)
 
             def compute() -> Iterator[str]:
-                asked = EmbeddingRequest.parse(decoded(body))
+                with leaving_out(request.state.left_out):
+                    asked = EmbeddingRequest.parse(decoded(body))
                 answer = Embeddings(served.model, served.name, asked, ANSWER_BYTES)
                 answer.compute()
                 heap.trim_heap()

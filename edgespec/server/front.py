@@ -39,6 +39,9 @@ UNLOGGED = frozenset({"/health", "/v1/health"})
 """Paths that are asked every few seconds."""
 BAD_REQUEST = 400
 """The lowest status of a refusal."""
+MAX_NAMES = 1000
+"""Most ignored fields that are named in the log."""
+_NO_HEADER = re.compile("[^ -~]")
 _SLASHES = re.compile("/{2,}")
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 """Request ids that clients may choose: visible ASCII."""
@@ -55,12 +58,15 @@ class Front:
         self._guard = guard
         self._log = log
         self._answers = Counter() if answers is None else answers
+        self._left_out: set[str] = set()
+        """Names of fields of requests that the log has as ignored."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun_s = time.monotonic()
         headers = Headers(scope=scope)
         state = scope.setdefault("state", {})
         state["request_id"] = identity = _request_id(headers)
+        left_out: list[str] = state.setdefault("left_out", [])
         added = {"X-Request-Id": identity} | self._guard.cors_headers(headers)
         status = GONE
         sends_body = headers.get("expect", "").lower() != "100-continue"
@@ -75,6 +81,9 @@ class Front:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if left_out:
+                    names = ", ".join(left_out).encode("ascii", "backslashreplace")[:MAX_ROUTE]
+                    added["X-Ignored-Fields"] = _NO_HEADER.sub("", names.decode())
                 MutableHeaders(scope=message).update(added)
                 if sends_body and status >= BAD_REQUEST:
                     await _drop(receive_noted)
@@ -120,6 +129,10 @@ class Front:
             self._answers[status] += 1
         if scope["path"] in UNLOGGED:
             return
+        new = [name for name in state["left_out"] if name[:MAX_ROUTE] not in self._left_out]
+        if new := [name[:MAX_ROUTE] for name in new[: MAX_NAMES - len(self._left_out)]]:
+            self._left_out |= {*new}
+            self._log.left_out(state["request_id"], new)
         usage: Usage | None = state.get("usage")
         client = scope.get("client")
         self._log.request(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Any
@@ -18,6 +19,7 @@ COMMENT_S = 15.0
 """Seconds of silence after which a comment is sent, so that nobody on the way gives up."""
 COMMENT = ": waiting\n\n"
 DONE = "data: [DONE]\n\n"
+_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Headers that keep proxies from holding events back."""
 
@@ -54,7 +56,13 @@ class EventStream(StreamingResponse):
 def event(content: Any, name: str | None = None) -> str:
     """An event with `content` as JSON, and the name of its kind if it has one."""
     named = f"event: {name}\n" if name else ""
-    return f"{named}data: {json.dumps(content, ensure_ascii=False)}\n\n"
+    # clients split events by str.splitlines, which takes more than line feeds for line ends
+    text = _LINE_ENDS.sub(_escaped, json.dumps(content, ensure_ascii=False))
+    return f"{named}data: {text}\n\n"
+
+
+def _escaped(character: re.Match[str]) -> str:
+    return f"\\u{ord(character[0]):04x}"
 
 
 async def with_comments(events: AsyncGenerator[str], silence_s: float) -> AsyncIterator[str]:

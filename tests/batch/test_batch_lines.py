@@ -50,7 +50,7 @@ def test_the_rest_of_a_line_that_is_too_long_is_not_taken_for_another() -> None:
 def test_a_line_is_a_request(ending: str) -> None:
     request = parse_line(line() + ending.encode())
     assert request.custom_id == "a"
-    assert request.parse().prompt == ["x"]  # type: ignore[union-attr]
+    assert request.body["prompt"] == "x"
 
 
 @pytest.mark.parametrize(

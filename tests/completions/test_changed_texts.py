@@ -10,7 +10,7 @@ import pytest
 from edgespec.completions import answers
 from edgespec.completions.answers import Envelope
 from edgespec.completions.running_request import ChoiceSource, Completion, Delivery, TextCompletion
-from edgespec.values import GenerationResult, SpeculationStats, TokenEvent
+from edgespec.values import GenerationResult, SpeculationStats, Timings, TokenEvent
 
 TYPICAL = SpeculationStats(acceptance="typical", keeps="neither")
 
@@ -51,4 +51,12 @@ def test_the_targets_own_text_needs_no_mark() -> None:
 
 def test_tokens_that_a_shift_of_the_context_dropped_are_counted():
     result = GenerationResult("", (), (), "length", dropped_tokens=7)
-    assert answers.marks(result) == {"context_shift": {"dropped_tokens": 7}}
+    assert answers.marks(result)["context_shift"] == {"dropped_tokens": 7}
+
+
+def test_timings_have_the_names_of_llama_cpps_server():
+    timings = Timings(prompt_s=2.0, decode_s=0.5)
+    result = GenerationResult("", (1,) * 10, (5,) * 5, "length", reused_tokens=2, timings=timings)
+    told = answers.marks(result)["timings"]
+    assert (told["cache_n"], told["prompt_n"], told["predicted_n"]) == (2, 8, 5)
+    assert (told["prompt_ms"], told["predicted_per_second"]) == (2000.0, 10.0)

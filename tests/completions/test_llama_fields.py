@@ -1,8 +1,11 @@
-"""Fields that clients of llama.cpp's server send are understood, and none is silently ignored."""
+"""Fields that clients of llama.cpp's server send are understood, as are those of vLLM's."""
 
 import pytest
 
+from edgespec.completions.request_grammars import grammar_of
 from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
+from edgespec.errors import GrammarError
+from edgespec.grammar.matcher import check
 from edgespec.settings.config import INT32_MAX
 from edgespec.settings.parsing import MAX_BIAS
 
@@ -59,6 +62,44 @@ def test_biases_may_be_pairs():
     assert text(logit_bias=[[5, 1.5], [6, False]]).logit_bias == {5: 1.5, 6: -MAX_BIAS}
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"repetition_penalty": 1.1}, {"repeat_penalty": 1.1}),
+        ({"n_probs": 5}, {"logprobs": 5}),
+    ],
+)
+def test_other_names_of_a_field_are_taken(fields, expected):
+    assert text(**fields) == text(**expected)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "value"),
+    [
+        ({"guided_regex": "a+"}, "pattern", "a+"),
+        ({"guided_choice": ["a.b", "c"]}, "pattern", r"a\.b|c"),
+        ({"structured_outputs": {"regex": "a+"}}, "pattern", "a+"),
+        ({"guided_json": {"type": "object"}}, "schema_", {"type": "object"}),
+        ({"grammar": 'root ::= "a"'}, "grammar", 'root ::= "a"'),
+    ],
+)
+def test_grammars_of_other_servers_are_formats(fields, kind, value):
+    assert getattr(text(**fields).response_format, kind) == value
+
+
+def test_llama_cpps_grammars_are_read():
+    grammar = grammar_of(text(grammar='root ::= "a" [b-c]+').response_format)
+    check(grammar)
+    with pytest.raises(GrammarError, match="no GBNF"):
+        grammar_of(text(grammar="root ::= (").response_format)
+
+
+@pytest.mark.parametrize("fields", [{"enable_thinking": False}, {"thinking": {"type": "disabled"}}])
+def test_reasoning_is_turned_off_by_other_names(fields):
+    request = ChatRequest.parse({"messages": WEB_UI["messages"]} | fields)
+    assert request.template_variables == {"enable_thinking": False}
+
+
 def test_a_schema_may_stand_by_itself():
     request = text(json_schema={"type": "object"})
     assert request.response_format.schema_ == {"type": "object"}
@@ -71,9 +112,7 @@ def test_a_schema_may_stand_by_itself():
         {"dry_multiplier": 0.8},
         {"typical_p": 0.5},
         {"xtc_probability": 0.1},
-        {"grammar": 'root ::= "a"'},
         {"samplers": ["top_k"]},
-        {"n_probs": 5},
         {"n": 129},
         {"n": 0},
         {"best_of": 3},

@@ -11,7 +11,7 @@ import pytest
 from edgespec.completions.embeddings import EmbeddingRequest
 from edgespec.completions.llama_fields import SCHEMAS
 from edgespec.completions.protocols.message_requests import MessagesRequest
-from edgespec.completions.protocols.request_parts import TakesNulls
+from edgespec.completions.protocols.request_parts import RequestPart
 from edgespec.completions.protocols.response_requests import ResponsesRequest
 from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
 from edgespec.server.openapi import document
@@ -28,7 +28,7 @@ KINDS = {"ToolChoice": "auto", "Thinking": "adaptive", "OutputFormat": "json_sch
 """Types of objects that must have one."""
 
 
-def parts(kind: type[TakesNulls] = TakesNulls) -> Iterator[type[TakesNulls]]:
+def parts(kind: type[RequestPart] = RequestPart) -> Iterator[type[RequestPart]]:
     """All objects that requests have, and those that they inherit from."""
     for inherited in kind.__subclasses__():
         if inherited.__module__.startswith("edgespec.") and not inherited.__name__.startswith("_"):
@@ -36,14 +36,14 @@ def parts(kind: type[TakesNulls] = TakesNulls) -> Iterator[type[TakesNulls]]:
         yield from parts(inherited)
 
 
-def least(kind: type[TakesNulls]) -> dict[str, Any]:
+def least(kind: type[RequestPart]) -> dict[str, Any]:
     """The required fields of an object."""
     names = [f.alias or name for name, f in kind.model_fields.items() if f.is_required()]
     return {name: KINDS[kind.__name__] if name == "type" else REQUIRED[name] for name in names}
 
 
 @pytest.mark.parametrize("kind", sorted({*parts()}, key=lambda kind: kind.__name__))
-def test_an_optional_field_may_be_null(kind: type[TakesNulls]) -> None:
+def test_an_optional_field_may_be_null(kind: type[RequestPart]) -> None:
     content = least(kind)
     expected = kind.model_validate(content)
     optional = [f.alias or name for name, f in kind.model_fields.items() if not f.is_required()]
@@ -105,4 +105,5 @@ def test_objects_in_lists_may_have_nulls() -> None:
     content = least(MessagesRequest) | {"tools": [tool]}
     assert MessagesRequest.parse(content).chat_request().tools
     item = {"type": None, "role": "user", "content": "a", "id": None, "status": None}
-    assert ResponsesRequest.parse({"model": "m", "input": [item]}).new_messages == TURNS
+    asked = ResponsesRequest.parse({"model": "m", "input": [item]})
+    assert asked.chat_request(asked.all_items).messages == TURNS

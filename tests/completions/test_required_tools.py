@@ -80,14 +80,6 @@ def test_a_stream_has_the_call_too(session: Session) -> None:
             {"tools": [{"type": "function"}], "tool_choice": "required"},
             r"function\.name is missing",
         ),
-        (
-            {
-                "tools": [ADD],
-                "tool_choice": "required",
-                "response_format": {"type": "json_object"},
-            },
-            "leave one of them out",
-        ),
     ],
 )
 def test_what_cannot_be_asked_for_is_refused(
@@ -95,6 +87,12 @@ def test_what_cannot_be_asked_for_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=complaint):
         ask(session, **fields)
+
+
+def test_a_forced_call_wins_over_a_format(session: Session) -> None:
+    fields = {"tools": [ADD], "tool_choice": "required"}
+    answer = ask(session, **fields, response_format={"type": "json_object"})
+    assert answer["choices"][0]["message"]["tool_calls"]
 
 
 def test_a_tool_whose_name_is_no_text_is_refused(session: Session) -> None:

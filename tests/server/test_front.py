@@ -23,10 +23,14 @@ class KeptLog:
 
     def __init__(self) -> None:
         self.requests: list[AnsweredRequest] = []
+        self.ignored: list[list[str]] = []
         self.failures: list[tuple[str, str]] = []
 
     def request(self, answered: AnsweredRequest) -> None:
         self.requests.append(answered)
+
+    def left_out(self, request_id: str, names: list[str]) -> None:
+        self.ignored.append(names)
 
     def failure(self, request_id: str, traceback: str) -> None:
         self.failures.append((request_id, traceback))
@@ -66,6 +70,44 @@ def test_the_questions_of_a_health_check_are_not_logged(client, log, latest):
     for path in ("/health", "/v1/health"):
         assert client.get(path).status_code == 200
     assert log.requests == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"unheard_of": 1},
+        {"stream": True, "unheard_of": 1},
+        {"stream_options": {"unheard_of": 1}},
+        {"unheard_of": {"a": 1}, "other": None},
+    ],
+)
+def test_an_unknown_field_is_named_in_a_header_and_once_in_the_log(client, log, fields):
+    log.ignored.clear()
+    for _ in range(2):
+        answer = client.post(TEXT, json=ASK | fields, timeout=60)
+        assert (answer.status_code, answer.headers["x-ignored-fields"]) == (200, "unheard_of")
+    assert len(log.ignored) <= 1
+
+
+def test_a_tool_of_another_type_is_left_out(client):
+    tools = [{"type": "custom", "custom": {"name": "a"}}]
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "tools": tools}
+    answer = client.post(CHAT, json=body)
+    assert (answer.status_code, answer.headers["x-ignored-fields"]) == (200, "tools.custom")
+    assert client.post(CHAT, json=body | {"tool_choice": "required"}).status_code == 400
+
+
+@pytest.mark.parametrize("field", ["stopp", "max_token", "temprature", "cache_promt"])
+def test_a_near_miss_is_refused(client, field):
+    answer = client.post(TEXT, json=ASK | {field: 1})
+    assert answer.status_code == 400
+    assert "did you mean" in answer.json()["error"]["message"]
+
+
+def test_a_field_that_makes_no_header_is_named_without_its_line_breaks(client):
+    answer = client.post(TEXT, json=ASK | {"a\r\nX-Forged: \u20ac": 1})
+    assert answer.headers["x-ignored-fields"] == "aX-Forged: \\u20ac"
+    assert "x-forged" not in answer.headers
 
 
 @pytest.mark.parametrize("given", [b"", b"a b", b"a\xff", b"x" * 129])

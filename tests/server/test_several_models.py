@@ -222,7 +222,7 @@ def test_a_model_comes_beside_one_that_takes_much_memory(
         ({"input": "a " * 600}, "input.0"),
         ({"input": [[1 << 30]]}, "input.0"),
         ({"input": [[False]]}, "input.0.0"),
-        ({"input": "hello", "dimensions": 7}, "dimensions"),
+        ({"input": "hello", "dimensions": 7000}, "dimensions"),
         ({"input": "hello", "encoding_format": "int8"}, "encoding_format"),
         ({"input": ["x"] * 3000}, "input"),
     ],
@@ -233,6 +233,35 @@ def test_a_wrong_request_for_vectors_names_its_field(
     refused = httpx.post(f"{url}/v1/embeddings", json={"model": "vectors", **fields}, timeout=60)
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"truncate": True}, {"truncate": "END"}, {"truncate_prompt_tokens": -1}],
+)
+def test_a_text_that_is_too_long_is_cut_where_that_is_asked_for(
+    url: str, fields: dict[str, object]
+) -> None:
+    body = {"model": "vectors", "input": "hello " * 9_000, **fields}
+    answer = httpx.post(f"{url}/v1/embeddings", json=body, timeout=60)
+    assert answer.status_code == 200
+    n_tokens = answer.json()["usage"]["prompt_tokens"]
+    short = httpx.post(f"{url}/v1/embeddings", json=body | {"truncate_prompt_tokens": 3})
+    assert n_tokens > short.json()["usage"]["prompt_tokens"] == 3
+
+
+def test_a_shorter_vector_is_the_beginning_of_a_long_one(url: str) -> None:
+    body = {"model": "vectors", "input": "hello"}
+    whole, cut = (
+        np.array(
+            httpx.post(f"{url}/v1/embeddings", json=body | fields, timeout=60).json()["data"][0][
+                "embedding"
+            ]
+        )
+        for fields in ({}, {"dimensions": 4})
+    )
+    assert len(cut) == 4 < len(whole)
+    np.testing.assert_allclose(cut, whole[:4] / np.linalg.norm(whole[:4]), rtol=1e-5)
 
 
 def test_a_model_of_the_wrong_kind_is_refused(url: str) -> None:

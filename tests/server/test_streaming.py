@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import json
 
 import httpx
 import pytest
 
-from edgespec.server.streaming import COMMENT, EventStream, with_comments
+from edgespec.server.streaming import COMMENT, EventStream, event, with_comments
 
 
 async def slow(seconds: float, *events: str):
@@ -34,6 +35,13 @@ def test_silence_is_filled_with_comments():
 
 def test_a_comment_is_one_that_clients_ignore():
     assert COMMENT.startswith(":") and COMMENT.endswith("\n\n")
+
+
+@pytest.mark.parametrize("end", ["\x85", "\u2028", "\u2029", "\x1c"])
+def test_an_event_is_one_line_for_clients_that_split_as_python_does(end):
+    sent = event({"a": f"b{end}c"})
+    assert len(sent.rstrip().splitlines()) == 1
+    assert json.loads(sent.removeprefix("data: ")) == {"a": f"b{end}c"}
 
 
 def test_a_failure_passes():

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -345,6 +345,12 @@ class RequestLog(AccessLog):
             f"{_now()} {answered.id} {answered.method} {answered.route} {answered.status}"
             f"{tokens} {answered.seconds:.3f} s"
         )
+
+    def left_out(self, request_id: str, names: Sequence[str]) -> None:
+        if self._is_json:
+            self._write(id=request_id, ignored=names)
+        elif not self._quiet:
+            self._log(f"{_now()} {request_id} ignored fields: {', '.join(names)}")
 
     def failure(self, request_id: str, traceback: str) -> None:
         if self._is_json:

@@ -5,22 +5,30 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from edgespec.chat.messages import left_out
 from edgespec.completions.requests import RequestError
 
 UNREAD = "models here read text only"
 
 
-def as_text(content: object, where: str, param: str, kinds: Collection[str]) -> str:
+def as_text(
+    content: object, where: str, param: str, kinds: Collection[str], is_result: bool = False
+) -> str:
     """The text of content that is text, or parts of one of the `kinds` with a field `text`.
 
-    Raises RequestError, which says `where` it stands in the field `param`.
+    A note stands for other parts of a tool's result, which stay in a conversation. Raises
+    RequestError, which says `where` it stands in the field `param`.
     """
     if isinstance(content, str):
         return content
-    return "".join(
-        part_text(part, f"{where}.{n}", param, kinds)
-        for n, part in enumerate(as_list(content, where, param))
-    )
+    texts = []
+    for n, part in enumerate(as_list(content, where, param)):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if is_result and isinstance(kind, str) and kind not in kinds:
+            texts.append(left_out(kind))
+        else:
+            texts.append(part_text(part, f"{where}.{n}", param, kinds))
+    return "".join(texts)
 
 
 def part_text(part: object, where: str, param: str, kinds: Collection[str]) -> str:

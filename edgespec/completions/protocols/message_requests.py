@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
@@ -22,7 +22,13 @@ from edgespec.completions.protocols.contents import (
 )
 from edgespec.completions.protocols.request_parts import RequestPart
 from edgespec.completions.protocols.request_schemas import TURNS
-from edgespec.completions.requests import MAX_STOPS, ChatRequest, ParsedRequest, RequestError
+from edgespec.completions.requests import (
+    MAX_STOPS,
+    ChatRequest,
+    ParsedRequest,
+    RequestError,
+    callable_tools,
+)
 from edgespec.settings.config import INT32_MAX
 
 _TEXT = ("text",)
@@ -74,13 +80,29 @@ class CountRequest(ParsedRequest):
     context_management: dict[str, Any] | None = None
     mcp_servers: list[Any] | None = Field(default=None, max_length=0)
 
+    @classmethod
+    def parse(cls, content: object) -> Self:
+        """The request in decoded JSON. Raises RequestError."""
+        if isinstance(content, Mapping) and content.get("thread") is not None:
+            raise RequestError(
+                "thread: this server keeps no conversations: send all messages, without thread",
+                "thread",
+                figures={
+                    "details": {
+                        "error_code": "thread_unsupported_request",
+                        "unsupported": ["thread"],
+                    }
+                },
+            )
+        return super().parse(content)
+
     def chat_request(self) -> ChatRequest:
         """The chat request. Raises RequestError."""
         return ChatRequest.parse(self._chat_fields())
 
     def _chat_fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {"model": self.model, "messages": self._messages()}
-        tools = [_tool(tool, f"tools.{place}") for place, tool in enumerate(self.tools or ())]
+        tools = [_tool(tool, at) for at, tool in callable_tools(self.tools or (), None, "custom")]
         fields["tools"] = tools or None
         if self.tool_choice is not None:
             fields["tool_choice"] = _choice(self.tool_choice)
@@ -126,12 +148,6 @@ class MessagesRequest(CountRequest):
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    if tool.get("type") not in (None, "custom"):
-        raise RequestError(
-            f"{where} is of type {tool.get('type')!r}: this server has no tools of its own, only "
-            "those with an input_schema can be called",
-            "tools",
-        )
     name = text_field(tool, "name", where, "tools")
     schema = as_object(tool.get("input_schema"), f"{where}.input_schema", "tools")
     function = {"name": name, "parameters": dict(schema)}
@@ -240,7 +256,8 @@ def _user_text(block: Mapping[str, Any], where: str) -> str:
 def _result(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     identity = text_field(block, "tool_use_id", where, "messages")
     content = block.get("content")
-    text = "" if content is None else as_text(content, f"{where}.content", "messages", _TEXT)
+    where = f"{where}.content"
+    text = "" if content is None else as_text(content, where, "messages", _TEXT, is_result=True)
     return {"role": "tool", "tool_call_id": identity, "content": text}
 
 

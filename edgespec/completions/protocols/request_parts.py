@@ -1,9 +1,14 @@
-"""The base of objects in requests: null is a field left out, all fields of most objects are known,
-and numbers are numbers. Errors are sentences."""
+"""The base of objects in requests: null is a field left out, and numbers are numbers.
+
+Servers leave unknown fields out and name them; elsewhere they are refused. Errors are sentences.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from difflib import get_close_matches
 from typing import Any, get_args
 
 from pydantic import (
@@ -22,16 +27,50 @@ from edgespec.settings.base import nearest
 _NULL = {"type": "null"}
 
 
-class TakesNulls(BaseModel):
-    """An object in which null stands for a field left out, as clients send it."""
+NEAR = 0.8
+"""Least similarity of a misspelled field to a known one."""
+_LEFT_OUT: ContextVar[list[str] | None] = ContextVar("left_out", default=None)
+
+
+@contextmanager
+def leaving_out(names: list[str]) -> Iterator[None]:
+    """Context manager in which unknown fields and tools are left out and added to `names`."""
+    token = _LEFT_OUT.set(names)
+    try:
+        yield
+    finally:
+        _LEFT_OUT.reset(token)
+
+
+def leave_out(name: str) -> bool:
+    """Add a name to those that are left out; False if nothing may be."""
+    names = _LEFT_OUT.get()
+    if names is not None and name not in names:
+        names.append(name)
+    return names is not None
+
+
+class RequestPart(BaseModel):
+    """An object in a request, in which null stands for a field left out, as clients send it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @classmethod
+    def known_fields(cls) -> list[str]:
+        """Names of fields, of which one is suggested where a field is misspelled."""
+        return [field.alias or name for name, field in cls.model_fields.items()]
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_out_nulls(cls, content: Any) -> Any:
+    def _leave_out_others(cls, content: Any) -> Any:
         if not isinstance(content, Mapping):
             return content
-        names = {field.alias or name for name, field in cls.model_fields.items()}
-        return {k: value for k, value in content.items() if value is not None or k not in names}
+        fields = {name: value for name, value in content.items() if value is not None}
+        known = cls.known_fields()
+        for name in fields.keys() - {*known}:
+            if not get_close_matches(str(name), known, 1, NEAR) and leave_out(str(name)):
+                del fields[name]
+        return fields
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -46,12 +85,6 @@ class TakesNulls(BaseModel):
             if _NULL not in its.get("anyOf", ()) and its.get("type") != "null":
                 fields["properties"][name] = {"anyOf": [its, _NULL]}
         return schema
-
-
-class RequestPart(TakesNulls):
-    """An object in a request, all of whose fields are known."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod

@@ -9,12 +9,11 @@ import json
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
 from edgespec.completions.answers import Answer
-from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Told, message_of
+from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Told
 from edgespec.completions.protocols.dialect import Asked, Dialect, Event, ToldParts, parts_of
 from edgespec.completions.protocols.response_requests import ResponsesRequest
 from edgespec.completions.refusals import Refusal
@@ -36,7 +35,7 @@ def responses_dialect(completions: Completions, stored: StoredResponses) -> Dial
 
     def read(content: object) -> Asked:
         request = ResponsesRequest.parse(content)
-        chat = request.chat_request(stored.messages(request.previous_response_id))
+        chat = request.chat_request(stored.items(request.all_items))
         reply = ResponsesReply(request, completions, stored)
         return Asked(request.stream, lambda: completions.chat(chat), reply)
 
@@ -99,9 +98,8 @@ class ResponsesReply:
 
     def _store(self, completion: Completion) -> None:
         if self._request.store:
-            message = {"role": "assistant"} | message_of(parts_of(completion).parts)
-            messages = [*self._request.new_messages, message]
-            self._stored.add(self._id, self._request.previous_response_id, messages)
+            output = [self._item(part, "completed") for part in parts_of(completion).parts]
+            self._stored.add(self._id, [*self._request.all_items, *map(reference, output)], output)
 
     def _opening(self) -> Iterator[Event]:
         if not self._n_events:
@@ -206,7 +204,7 @@ class ResponsesReply:
             "temperature": _number(asked.temperature, usual.get("temperature"), 1.0),
             "text": {"format": _format(asked)},
             "tool_choice": asked.tool_choice or "auto",
-            "tools": [_tool(tool) for tool in asked.tools or ()],
+            "tools": [_tool(tool) for tool in asked.tools or () if tool.get("type") == "function"],
             "top_logprobs": asked.top_logprobs or 0,
             "top_p": _number(asked.top_p, usual.get("top_p"), 1.0),
             "presence_penalty": _number(asked.presence_penalty, usual.get("presence_penalty"), 0.0),
@@ -263,51 +261,51 @@ def _usage(completion: Completion) -> Answer:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    previous: str | None
-    messages: bytes
-    """Messages that this response adds to those of the previous one, as JSON."""
+def reference(item: Mapping[str, Any]) -> Answer:
+    """An item that stands for another one, or for all items of a response."""
+    return {"type": "item_reference", "id": item["id"]}
 
 
 class StoredResponses:
-    """Messages by response, of `max_bytes` together: those not asked for longest go first."""
+    """Items of input and output by their ids, and those of a response by its id, of `max_bytes`
+    together: those not asked for longest go first."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._n_bytes = 0
-        self._stored: OrderedDict[str, _Stored] = OrderedDict()
+        self._stored: OrderedDict[str, bytes] = OrderedDict()
+        """Lists of items as JSON, which refer to others."""
         self._lock = Lock()
 
-    def add(self, identity: str, previous: str | None, messages: Sequence[Any]) -> None:
-        """Keep the messages that a response adds to those of the previous one."""
-        content = json.dumps(messages, separators=(",", ":")).encode()
+    def add(self, identity: str, items: Sequence[Any], output: Sequence[Answer]) -> None:
+        """Keep the items of a response, and those of its output under their own ids."""
         with self._lock:
-            self._stored[identity] = _Stored(previous, content)
-            self._n_bytes += _size(identity, content)
+            for name, its in [*((one["id"], [one]) for one in output), (identity, items)]:
+                self._stored[name] = json.dumps(its, separators=(",", ":")).encode()
+                self._n_bytes += _size(name, self._stored[name])
             while self._n_bytes > self._max_bytes:
-                oldest, its = self._stored.popitem(last=False)
-                self._n_bytes -= _size(oldest, its.messages)
+                self._n_bytes -= _size(*self._stored.popitem(last=False))
 
-    def messages(self, identity: str | None) -> list[dict[str, Any]]:
-        """The messages up to a response, its answer included; none for None.
-
-        Raises RequestError if the response, or one before it, is not kept any more.
-        """
-        found: list[_Stored] = []
+    def items(self, items: Sequence[Any]) -> list[Any]:
+        """The items with those that references stand for in their places. Raises RequestError if
+        one is not kept any more."""
+        found, waiting = [], [*reversed(items)]
         with self._lock:
-            while identity is not None:
-                if identity not in self._stored:
+            while waiting:
+                item = waiting.pop()
+                if not isinstance(item, Mapping) or item.get("type") != "item_reference":
+                    found.append(item)
+                elif (name := str(item.get("id"))) in self._stored:
+                    self._stored.move_to_end(name)
+                    waiting += reversed(json.loads(self._stored[name]))
+                else:
                     raise RequestError(
-                        f"no response {identity!r} is kept: this server keeps the latest ones in "
+                        f"nothing is kept as {name!r}: this server keeps the latest responses in "
                         "memory, if `store` is not false; send the whole conversation as input",
-                        "previous_response_id",
+                        "previous_response_id" if name.startswith("resp_") else "input",
                         "previous_response_not_found",
                     )
-                self._stored.move_to_end(identity)
-                found.append(self._stored[identity])
-                identity = found[-1].previous
-        return [message for one in reversed(found) for message in json.loads(one.messages)]
+        return found
 
 
 ENTRY_BYTES = 600

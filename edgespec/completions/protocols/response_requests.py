@@ -6,6 +6,7 @@ session.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -27,29 +28,24 @@ from edgespec.completions.requests import (
     Reasoning,
     RequestError,
     StreamOptions,
+    callable_tools,
 )
 from edgespec.settings.config import INT32_MAX
 
 INPUT_KINDS = ("input_text", "text")
-OUTPUT_KINDS = ("output_text", "input_text", "text")
+OUTPUT_KINDS = _RESULT_KINDS = ("output_text", "input_text", "text")
 LOGPROBS = "message.output_text.logprobs"
 """Value of `include` that asks for log probabilities."""
-_INCLUDES = Literal[
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "message.input_image.image_url",
-    "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-]
 _PASSED = frozenset(
     {"model", "temperature", "top_p", "top_k", "min_p", "repeat_penalty", "repeat_last_n"}
     | {"frequency_penalty", "presence_penalty", "logit_bias", "seed", "stop", "stream"}
     | {"parallel_tool_calls", "chat_template_kwargs", "reasoning"}
 )
 """Fields that a chat request has, too."""
+
+
+_UNTOLD = ("type", "id", "call_id", "status")
+"""Fields of items that are not told to the model."""
 
 
 class TextFormat(RequestPart):
@@ -83,12 +79,15 @@ class ResponsesRequest(ParsedRequest):
     max_output_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
     text: TextSettings = TextSettings()
     reasoning: Reasoning | None = None
-    include: list[_INCLUDES] | None = None
+    include: list[str] | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     stream: bool = False
     stream_options: StreamOptions | None = None
     store: bool = True
-    truncation: Literal["disabled"] = "disabled"
+    truncation: str | None = None
+    conversation: None = None
+    prompt: None = None
+    client_metadata: dict[str, Any] | None = None
     background: Literal[False] = False
     temperature: float | None = None
     top_p: float | None = None
@@ -110,20 +109,24 @@ class ResponsesRequest(ParsedRequest):
     prompt_cache_retention: str | None = None
 
     @property
-    def new_messages(self) -> list[dict[str, Any]]:
-        """The messages of `input` in OpenAI's chat format. Raises RequestError."""
-        if isinstance(self.input, str):
-            return [{"role": "user", "content": self.input}]
-        reader = _Items()
-        for place, item in enumerate(self.input):
-            reader.read(item, f"input.{place}")
-        return reader.messages
+    def all_items(self) -> list[Any]:
+        """The items of `input`, behind a reference to the earlier response."""
+        earlier = {"type": "item_reference", "id": self.previous_response_id}
+        new = self.input
+        if isinstance(new, str):
+            new = [{"role": "user", "content": new}]
+        return [earlier, *new] if self.previous_response_id else new
 
-    def chat_request(self, earlier: Sequence[Mapping[str, Any]]) -> ChatRequest:
-        """The chat request, behind the messages of `earlier` responses. Raises RequestError."""
-        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+    def chat_request(self, items: Sequence[Any]) -> ChatRequest:
+        """The chat request, whose messages are `items` without references. Raises RequestError."""
+        reader = _Items()
+        if self.instructions:
+            reader.messages.append({"role": "system", "content": self.instructions})
+        n_earlier = len(items) - (1 if isinstance(self.input, str) else len(self.input))
+        for place, item in enumerate(items):
+            reader.read(item, f"input.{max(0, place - n_earlier)}")
         fields: dict[str, Any] = {
-            "messages": [*system, *earlier, *self.new_messages],
+            "messages": reader.messages,
             "max_completion_tokens": self.max_output_tokens,
             "response_format": self._response_format(),
         }
@@ -144,7 +147,7 @@ class ResponsesRequest(ParsedRequest):
 
     def _tools(self) -> tuple[list[dict[str, Any]] | None, Any]:
         """Tools and choice in the format of chat requests."""
-        tools = [_tool(tool, f"tools.{place}") for place, tool in enumerate(self.tools or ())]
+        tools = [_tool(tool, at) for at, tool in callable_tools(self.tools or (), "function")]
         choice = self.tool_choice
         if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
             allowed = as_list(choice.get("tools"), "tool_choice.tools", "tool_choice")
@@ -162,12 +165,6 @@ class ResponsesRequest(ParsedRequest):
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        raise RequestError(
-            f"{where} is of type {tool.get('type')!r}: this server has no tools of its own, only "
-            "functions can be called",
-            "tools",
-        )
     text_field(tool, "name", where, "tools")
     function = {
         name: tool[name] for name in ("name", "description", "parameters") if tool.get(name)
@@ -195,14 +192,19 @@ class _Items:
                         "role": "tool",
                         "tool_call_id": text_field(fields, "call_id", where, "input"),
                         "content": as_text(
-                            fields.get("output"), f"{where}.output", "input", INPUT_KINDS
+                            fields.get("output"), f"{where}.output", "input", _RESULT_KINDS, True
                         ),
                     }
                 )
             case "reasoning":
                 self._reasoning += _reasoning_text(fields, where)
+            case str(kind):  # calls of tools that other servers have, and what they returned
+                told = {k: v for k, v in fields.items() if k not in _UNTOLD and v is not None}
+                role = "user" if kind.endswith("_output") else "assistant"
+                text = json.dumps(told, ensure_ascii=False)
+                self.messages.append(self._assistant({"content": f"[{kind}] {text}"}, role))
             case kind:
-                raise RequestError(f"{where} is of type {kind!r}, which is not read here", "input")
+                raise RequestError(f"{where}.type is {kind!r}: it must be text", "input")
 
     def _message(self, fields: Mapping[str, Any], where: str) -> None:
         role = text_field(fields, "role", where, "input")
@@ -227,11 +229,11 @@ class _Items:
         else:
             self.messages.append(self._assistant({"content": "", "tool_calls": [call]}))
 
-    def _assistant(self, message: dict[str, Any]) -> dict[str, Any]:
-        if self._reasoning:
+    def _assistant(self, message: dict[str, Any], role: str = "assistant") -> dict[str, Any]:
+        if self._reasoning and role == "assistant":
             message["reasoning_content"] = self._reasoning
             self._reasoning = ""
-        return {"role": "assistant", **message}
+        return {"role": role, **message}
 
 
 def _assistant_text(content: object, where: str) -> str:

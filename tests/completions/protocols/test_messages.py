@@ -10,7 +10,7 @@ from scripted import TOOL_CALL, ScriptedSession, completions, events, whole
 from edgespec.completions.protocols.dialect import Dialect
 from edgespec.completions.protocols.message_replies import messages_dialect, messages_error
 from edgespec.completions.protocols.message_requests import CountRequest, MessagesRequest
-from edgespec.completions.refusals import Refusal
+from edgespec.completions.refusals import Refusal, refusal_of
 from edgespec.completions.requests import RequestError
 
 WEATHER = {
@@ -166,6 +166,26 @@ def test_what_cannot_be_had_is_refused(fields: dict[str, Any], message: str) -> 
     with pytest.raises(RequestError) as caught:
         dialect(ScriptedSession("a"))(asked(**fields)).start()
     assert message in str(caught.value)
+
+
+def test_a_thread_is_refused_so_that_clients_go_on_without() -> None:
+    with pytest.raises(RequestError) as caught:
+        dialect(ScriptedSession("a"))(asked(thread={"type": "create"}))
+    error = messages_error(refusal_of(caught.value), "")["error"]
+    assert error["details"] == {
+        "error_code": "thread_unsupported_request",
+        "unsupported": ["thread"],
+    }
+
+
+def test_a_picture_in_a_result_is_a_note() -> None:
+    session = ScriptedSession("a")
+    content = [{"type": "image", "source": {}}, {"type": "text", "text": "."}]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": content}
+    use = {"type": "tool_use", "id": "t", "name": "weather", "input": {}}
+    turns = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    whole(dialect(session), asked(messages=[*HELLO, *turns]))
+    assert session.messages[-1]["content"] == "[image left out]."
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from edgespec.completions.protocols.response_replies import (
 from edgespec.completions.refusals import refusal_of
 from edgespec.completions.requests import RequestError
 
+USER = {"role": "user", "content": "Hi"}
 WEATHER = {
     "type": "function",
     "name": "weather",
@@ -151,7 +152,7 @@ def test_a_request_goes_on_from_a_response() -> None:
 def test_a_response_that_is_not_stored_cannot_be_gone_on_from() -> None:
     its = dialect(ScriptedSession("a"))
     answer = whole(its, asked(store=False))
-    with pytest.raises(RequestError, match="no response") as caught:
+    with pytest.raises(RequestError, match="nothing is kept as 'resp_") as caught:
         its(asked(previous_response_id=answer["id"]))
     refusal = refusal_of(caught.value)
     assert refusal.code == "previous_response_not_found"
@@ -159,14 +160,51 @@ def test_a_response_that_is_not_stored_cannot_be_gone_on_from() -> None:
 
 
 def test_the_responses_not_asked_for_longest_are_forgotten_first() -> None:
-    stored = StoredResponses(2 * (ENTRY_BYTES + 60))
+    stored = StoredResponses(2 * (ENTRY_BYTES + 90))
+    a, b, c = ({"type": "item_reference", "id": name} for name in "abc")
     for name in ("a", "b"):
-        stored.add(name, None, [{"role": "user", "content": name}])
-    assert stored.messages("a")[0]["content"] == "a"
-    stored.add("c", "a", [{"role": "user", "content": "c"}])
-    assert [message["content"] for message in stored.messages("c")] == ["a", "c"]
+        stored.add(name, [{"role": "user", "content": name}], [])
+    assert stored.items([a])[0]["content"] == "a"
+    stored.add("c", [a, {"role": "user", "content": "c"}], [])
+    assert [item["content"] for item in stored.items([c])] == ["a", "c"]
     with pytest.raises(RequestError):
-        stored.messages("b")
+        stored.items([b])
+
+
+def test_an_item_of_a_response_can_be_referred_to() -> None:
+    session = ScriptedSession("Salve")
+    its = dialect(session)
+    (item,) = whole(its, asked())["output"]
+    whole(its, asked(input=[{"type": "item_reference", "id": item["id"]}, USER]))
+    assert [message["content"] for message in session.messages] == ["Salve", "Hi"]
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [
+            {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "*** x"},
+            {"type": "custom_tool_call_output", "call_id": "c", "output": "*** x"},
+        ],
+        [{"type": "web_search_call", "id": "ws", "status": "completed", "action": "*** x"}],
+        [{"type": "local_shell_call_output", "call_id": "c", "output": "*** x"}],
+    ],
+)
+def test_items_of_tools_that_others_have_are_text(items: list[Any]) -> None:
+    session = ScriptedSession("a")
+    whole(dialect(session), asked(input=[USER, *items, USER]))
+    assert all("*** x" in message["content"] for message in session.messages[1:-1])
+    assert [m["role"] for m in session.messages[1:-1]] == [
+        "user" if item["type"].endswith("_output") else "assistant" for item in items
+    ]
+
+
+def test_a_picture_in_a_result_is_a_note() -> None:
+    session = ScriptedSession("a")
+    output = [{"type": "input_image", "image_url": "x"}, {"type": "input_text", "text": "."}]
+    items = [USER, {"type": "function_call_output", "call_id": "c", "output": output}]
+    whole(dialect(session), asked(input=items))
+    assert session.messages[-1]["content"] == "[image left out]."
 
 
 def test_a_schema_is_a_response_format() -> None:
@@ -189,16 +227,16 @@ def test_a_schema_is_a_response_format() -> None:
         ({"input": [5]}, "input", "input.0 must be an object"),
         ({"input": [{"role": 1, "content": "a"}]}, "input", "input.0.role must be text"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "text only"),
-        ({"input": [{"type": "item_reference", "id": "a"}]}, "input", "item_reference"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input", "nothing is kept as 'a'"),
         ({"tools": [{"type": "web_search"}]}, "tools", "web_search"),
         ({"tools": [{"type": "function"}]}, "tools", "tools.0.name must be text"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice", "only functions"),
         ({"tool_choice": "required"}, "tool_choice", "tools is empty"),
         ({"background": True}, "background", "background"),
-        ({"truncation": "auto"}, "truncation", "disabled"),
+        ({"conversation": "conv_1"}, "conversation", "only null"),
         ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
         ({"max_tokens": 5}, "max_tokens", "unknown field"),
-        ({"previous_response_id": "resp_x"}, "previous_response_id", "no response 'resp_x'"),
+        ({"previous_response_id": "resp_x"}, "previous_response_id", "kept as 'resp_x'"),
     ],
 )
 def test_what_cannot_be_had_is_refused_by_name(
