@@ -176,7 +176,7 @@ def test_the_plan_has_a_row_for_them_only_if_they_are_asked_for(path: Path) -> N
     with closing(prepare(path)) as prepared:
         prepared.offer_features(LAYERS, 64)
         rows = [row for row in prepared.needs().common_rows() if "features" in row.what]
-        assert [row.nbytes for row in rows] == [4 * 3 * 64 * (2 * 9 + 9)]
+        assert [row.nbytes for row in rows] == [4 * 3 * 64 * (2 * 64 + 9)]
 
 
 @pytest.mark.parametrize(

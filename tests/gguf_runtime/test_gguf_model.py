@@ -219,7 +219,7 @@ def test_weights_that_nobody_swapped_are_read_from_the_mapping(paged: GgufModel)
 def test_prefill_in_several_batches_equals_token_by_token(paged: GgufModel) -> None:
     tokens = paged.vocabulary.encode(3 * TEXT)[:70]
     prefill(paged, tokens[:-1])
-    assert paged.last_report.passes == 3
+    assert paged.last_report.passes == 2  # each fills a tile of 64 rows
     logits = evaluate(paged, OneTree(tokens[-1]), [ROOT])[0]
     assert np.array_equal(logits, reference_logits(PAIR.target, tokens)[-1])
 
@@ -312,7 +312,7 @@ def test_it_needs_the_same_whatever_the_budget_and_offers_smaller_batches() -> N
 
     needs = needed(MIB)
     assert needs == needed(1 << 40)
-    assert [batch.batch_size for batch in needs.batches] == [512, 128, 32]
+    assert [batch.batch_size for batch in needs.batches] == [512, 128, 64]
     assert needs.batches[0].nbytes > needs.batches[1].nbytes > needs.batches[2].nbytes
     assert [batch.is_last_resort for batch in needs.batches] == [False, False, True]
 

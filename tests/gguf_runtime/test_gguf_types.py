@@ -139,11 +139,11 @@ def write_split(source: Path, out: Path, tensors_per_file: int) -> None:
 @pytest.mark.parametrize(
     ("name", "n_tokens"),
     [
-        ("F16", 90),
+        ("F16", 60),
         ("Q4_0", 50),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("Q8_0", 90), ("Q4_K_M", 50), ("IQ4_NL", 50))
+            for case in (("Q8_0", 60), ("Q4_K_M", 50), ("IQ4_NL", 50))
         ),
     ],
 )

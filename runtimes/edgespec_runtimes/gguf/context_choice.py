@@ -14,13 +14,17 @@ from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context import contexts, windows
 from edgespec_runtimes.gguf.context.recurrent import MAX_LAG
 from edgespec_runtimes.gguf.file.header import GgufFile
-from edgespec_runtimes.gguf.kernels.reference_kernels import MIN_TILED_BATCH, TILE_ROWS
+from edgespec_runtimes.gguf.kernels.reference_kernels import (
+    MIN_TILED_BATCH,
+    TILE_ROWS,
+    TILED_CACHE_TYPES,
+)
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights.rounding import (
+    LEAST_BATCH_SIZE,
     expert_types,
     has_prompt_tiles,
-    least_batch_size,
 )
 
 BATCH_SIZES = (512, MIN_TILED_BATCH)
@@ -65,7 +69,20 @@ class ContextChoice:
         """The contexts, largest first."""
 
     @property
-    def can_align(self) -> bool:
+    def texts_alter_prompts(self) -> bool:
+        """True if a prompt rounds otherwise where the model holds several texts."""
+        return self.passes_are_equal or (self._has_prompt_tiles and not self._can_align)
+
+    @property
+    def _has_prompt_tiles(self) -> bool:
+        """True if prompts are computed in tiles if texts are aligned with them: those of products
+        always, those of attention where they can be, and a text can be read again."""
+        cache_types = {self._options.cache_type_k, self._options.cache_type_v}
+        attention = self._can_align and self._is_tree_capable and cache_types <= TILED_CACHE_TYPES
+        return has_prompt_tiles(self._header, attention)
+
+    @property
+    def _can_align(self) -> bool:
         """True if several texts can be aligned with tiles of attention.
 
         llama.cpp could write over cells outside the windows of sliding-window layers meanwhile.
@@ -139,7 +156,8 @@ class ContextChoice:
             for n_batch in dict.fromkeys(min(size, info.n_ctx) for size in batch_sizes)
         ]
         if self._may_read_in_small_batches:
-            n_batch = least_batch_size(self._header, tiles_are_avoidable=sys.platform == "linux")
+            is_tiled = self._has_prompt_tiles or sys.platform != "linux"
+            n_batch = TILE_ROWS if is_tiled else LEAST_BATCH_SIZE
             choices += [(numbers[-1], n_batch)] * (n_batch < choices[-1][1])
         shapes = [
             contexts.ContextShape(
@@ -157,6 +175,7 @@ class ContextChoice:
                 n_slots=info.n_slots,
                 frees_cells=self._frees_cells,
                 tile=self._tile,
+                prompts_in_tiles=self._has_prompt_tiles and (info.n_slots == 1 or self._tile > 1),
                 pass_rows=PASS_ROWS if self.passes_are_equal else 0,
             )
             for max_nodes, n_batch in choices
@@ -168,7 +187,7 @@ class ContextChoice:
         """Fewest tokens of a batch with which a prompt is computed in tiles, and so has the text
         that it has with larger ones; 1 if it is not computed in tiles."""
         is_tiled = self._request.owner == "target" and self.info.tree_capable and self._is_on_cpu
-        if not is_tiled or not has_prompt_tiles(self._header):
+        if not is_tiled or not self._has_prompt_tiles:
             return 1
         may_go_back = self.info.n_slots == 1 and not self.n_window
         return TILE_ROWS if may_go_back else MIN_TILED_BATCH
@@ -182,7 +201,7 @@ class ContextChoice:
             and not self._request.batch_size
             and self.info.tree_capable
             and not self.n_window
-            and (self.info.n_slots == 1 or not has_prompt_tiles(self._header))
+            and (self.info.n_slots == 1 or not self._has_prompt_tiles)
             and self._is_on_cpu
         )
 
@@ -217,8 +236,8 @@ class ContextChoice:
     def _tile(self) -> int:
         """Cells of a tile that texts must be aligned with; a draft's rounding changes no text."""
         is_target, has_several = self._request.owner == "target", self.info.n_slots > 1
-        is_needed = is_target and has_several and has_prompt_tiles(self._header)
-        return TILE_ROWS if is_needed and self.can_align else 1
+        is_needed = is_target and has_several and self._has_prompt_tiles
+        return TILE_ROWS if is_needed and self._can_align else 1
 
     @property
     def _frees_cells(self) -> bool:

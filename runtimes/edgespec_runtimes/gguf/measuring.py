@@ -40,7 +40,6 @@ from edgespec_runtimes.gguf.weights.offloading import (
 )
 from edgespec_runtimes.gguf.weights.packing import packed_matrices, resident_weights
 from edgespec_runtimes.gguf.weights.paged_experts import expert_sizes
-from edgespec_runtimes.gguf.weights.rounding import has_prompt_tiles
 from edgespec_runtimes.kit.kept_features import check_layers, feature_bytes, no_features
 
 ID_STEP_BYTES = 64 << 10
@@ -120,8 +119,7 @@ class MeasuredGguf:
             ),
             shared=(*on_gpu.rows, *self._isolation_rows),
             text_bytes=held_bytes // n_slots if holds_texts else 0,
-            texts_alter_prompts=self.passes_are_equal
-            or (has_prompt_tiles(self._header) and not self._choice.can_align),
+            texts_alter_prompts=self._choice.texts_alter_prompts,
         )
         if owner == "draft":
             return needs

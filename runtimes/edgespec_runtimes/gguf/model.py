@@ -71,7 +71,6 @@ class GgufModel(KeptTexts):
         *,
         origin: StateOrigin,
         weight_types: Collection[str] = (),
-        expert_types: Collection[str] = (),
         prompts_are_invariant: bool = False,
         is_draft: bool = False,
         feature_layers: Sequence[int] = (),
@@ -134,13 +133,12 @@ class GgufModel(KeptTexts):
             backends,
             cache_types,
             weight_types,
-            expert_types,
-            shape.n_slots == 1 or shape.tile > 1,
             weights.backends if weights else (),
         )
         self._prompts_are_invariant = prompts_are_invariant
         if prompts_are_invariant and shape.n_batch >= min(info.n_ctx, self._least_tiled_batch):
-            self.info = replace(self.info, prompt_tile=self._kernels.prompt_tile)
+            tile = self._kernels.prompt_tile(shape.prompts_in_tiles)
+            self.info = replace(self.info, prompt_tile=tile)
         elif shape.pass_rows:
             self.info = replace(self.info, prompt_tile=shape.n_batch)
         n_branches = shape.n_branches - 1

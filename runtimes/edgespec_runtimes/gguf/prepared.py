@@ -37,7 +37,6 @@ from edgespec_runtimes.gguf.weights import paged as weights
 from edgespec_runtimes.gguf.weights.offloading import Offloading
 from edgespec_runtimes.gguf.weights.packing import placement_as_stored
 from edgespec_runtimes.gguf.weights.rounding import (
-    expert_types,
     invariant_types,
     rounding_notes,
     turn_notes,
@@ -305,7 +304,6 @@ class PreparedGguf(PreparedModel):
                     trace=trace,
                     origin=self._state_origin(shape),
                     weight_types=self._invariant_types,
-                    expert_types=expert_types(self._header),
                     prompts_are_invariant=self._prompts_are_invariant,
                     is_draft=self._request.owner == "draft",
                     feature_layers=self._measured.feature_layers,

@@ -74,6 +74,8 @@ class ContextShape:
     """True if sliding-window layers free cells outside all windows."""
     tile: int = 1
     """Cells of a tile that each of several texts is aligned with; 1 if they need not be."""
+    prompts_in_tiles: bool = False
+    """True if prompts of 64 tokens and more are computed in tiles, with which texts are aligned."""
     pass_rows: int = 0
     """Rows of every pass that is no batch of a prompt, and which are filled up where there are
     fewer; 0 if passes may have any number. Batches of prompts have `n_batch` then."""

@@ -28,6 +28,8 @@ TILED_TYPES = frozenset(
     {f"Q{n_bits}_K" for n_bits in range(2, 7)}
     | {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"}
 )
+TILED_CACHE_TYPES = frozenset({"f16", "f32"})
+"""Types of keys and values whose attention has several kernels."""
 SPLIT_CELLS = 512
 """Number of cells from which on a single row is split over threads."""
 CELLS_ROUNDED_TO = 256
@@ -51,19 +53,13 @@ class ReferenceKernels:
         backends: Sequence[int],
         cache_types: Collection[str],
         weight_types: Collection[str],
-        expert_types: Collection[str] = (),
-        is_aligned: bool = True,
         beside: Collection[int] = (),
     ):
         """`backends` are the captured ones, of which the last is the context's; backends `beside`
         it compute further products of its graph. Keys and values of other types than single or half
-        precision have one kernel, and so have other weights. `expert_types`: those of
-        `weight_types` that stacked experts have. `is_aligned`: the tiles of a prompt are tiles of
-        the cache, as those of a single text are."""
+        precision have one kernel, and so have other weights."""
         self._has_tiled_products = not TILED_TYPES.isdisjoint(weight_types)
-        self._has_tiled_experts = not TILED_TYPES.isdisjoint(expert_types)
-        self._is_aligned = is_aligned
-        self._attention_varies = {*cache_types} <= {"f16", "f32"}
+        self._attention_varies = {*cache_types} <= TILED_CACHE_TYPES
         self._is_rotated = not {*cache_types} <= {"f16", "f32", "bf16"}
         is_needed = bool(backends) and (self._attention_varies or self._has_tiled_products)
         self._backends = [*map(ctypes.c_void_p, (backends[-1], *beside))] if is_needed else []
@@ -71,19 +67,11 @@ class ReferenceKernels:
         """The latest choice."""
         self._set_reference = libggml_cpu.ggml_backend_cpu_set_use_ref
 
-    @property
-    def prompt_tile(self) -> int:
-        """Number of tokens from which on a prompt is computed in tiles.
-
-        Tiles are used if products have them, because they are several times faster, or if nothing
-        can be switched. Otherwise uniform rounding of all tokens saves more. Experts never go
-        through tiles: those would depend on how many rows of a batch chose an expert. Tiles of
-        attention are counted from the cache's first cell, and texts must be aligned with them.
-        """
-        if not self._backends:
-            return TILE_ROWS if self._has_tiled_products or self._attention_varies else 0
-        round_alike = self._is_aligned and not self._has_tiled_experts
-        return TILE_ROWS if self._has_tiled_products and round_alike else 0
+    def prompt_tile(self, is_wanted: bool) -> int:
+        """Number of tokens from which on a prompt is computed in tiles, 0 for none: they are used
+        if they are wanted, or if nothing can be switched."""
+        varies = self._has_tiled_products or self._attention_varies
+        return TILE_ROWS if (is_wanted if self._backends else varies) else 0
 
     def prepare(self, n_rows: int, n_cells: int, in_tiles: bool) -> None:
         """Switch kernels before rows that attend to up to `n_cells` cells are computed.

@@ -10,7 +10,6 @@ from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.kernels.invariant_products import UNQUANTISED, varies_as_stored
 from edgespec_runtimes.gguf.kernels.reference_kernels import (
     PRODUCT_TILE_ROWS,
-    TILE_ROWS,
     TILED_TYPES,
 )
 from edgespec_runtimes.gguf.weights.packing import multiplied_matrices, packed_matrices
@@ -95,17 +94,14 @@ def expert_types(header: GgufFile) -> set[str]:
     return {tensor.type.name for tensor in multiplied_matrices(header) if _EXPERTS in tensor.name}
 
 
-def has_prompt_tiles(header: GgufFile) -> bool:
-    """True if a prompt is computed in tiles if texts are aligned with them."""
-    return not TILED_TYPES.isdisjoint(multiplied_types(header)) and TILED_TYPES.isdisjoint(
-        expert_types(header)
-    )
+def has_prompt_tiles(header: GgufFile, attention_is_tiled: bool) -> bool:
+    """True if a prompt is computed in tiles if texts are aligned with them.
 
-
-def least_batch_size(header: GgufFile, tiles_are_avoidable: bool) -> int:
-    """Fewest tokens of a batch with which a prompt has the text that it has with large batches."""
-    is_tiled = has_prompt_tiles(header) or not tiles_are_avoidable
-    return TILE_ROWS if is_tiled else LEAST_BATCH_SIZE
+    Tiles are several times faster. Experts never go through them: those would depend on how many
+    rows of a batch chose an expert.
+    """
+    is_tiled = attention_is_tiled or not TILED_TYPES.isdisjoint(multiplied_types(header))
+    return is_tiled and TILED_TYPES.isdisjoint(expert_types(header))
 
 
 def multiplied_types(header: GgufFile) -> set[str]:
