@@ -215,10 +215,10 @@ def test_a_prompt_reads_each_expert_once_a_batch(share: float, files: Path) -> N
         prefill(model, tokens)
         experts = model.paging().experts
         assert experts is not None
-        assert model.last_report.passes == 3
-        assert experts.misses <= 3 * experts.layers * experts.experts
+        assert model.last_report.passes == 2  # each fills a tile of 64 rows
+        assert experts.misses <= 2 * experts.layers * experts.experts
         layers = model._weights.experts.cache.layers
-        assert experts.bytes_read <= 3 * sum(layer.n_experts * layer.room_bytes for layer in layers)
+        assert experts.bytes_read <= 2 * sum(layer.n_experts * layer.room_bytes for layer in layers)
     finally:
         model.close()
 

@@ -130,7 +130,14 @@ def test_passes_of_any_size_over_a_quantised_cache(kv_heads: int, tmp_path: Path
 
 @pytest.mark.costly
 @pytest.mark.parametrize(
-    "name", ["Q4_K_M", *(pytest.param(n, marks=pytest.mark.slow) for n in ("Q8_0", "Q2_K"))]
+    "name",
+    [
+        "Q4_K_M",
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in ("Q8_0", "Q2_K", "IQ4_XS", "Q4_0", "Q5_1", "F16", "BF16")
+        ),
+    ],
 )
 def test_prompts_in_batches_of_any_size(name: str, source: Path, tmp_path: Path) -> None:
     """Tiles need 64 rows: a smaller rest takes some of the batch before it once more."""
@@ -141,7 +148,7 @@ def test_prompts_in_batches_of_any_size(name: str, source: Path, tmp_path: Path)
         prepared = runtime.prepare(replace(request_of(path), batch_size=batch_size))
         model = prepared.load(None)
         prepared.close()
-        assert model.info.prompt_tile == (0 if name == "Q8_0" else 64)
+        assert model.info.prompt_tile == 64
         for n_prompt in (63, 64, 65, 127, 130, 200):
             prefill(model, tokens[:n_prompt])
             (found[batch_size, n_prompt],) = one_by_one(model, tokens[n_prompt : n_prompt + 1])

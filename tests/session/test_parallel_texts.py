@@ -95,12 +95,14 @@ def test_places_that_cost_a_text_alone_nothing_are_taken(monkeypatch: pytest.Mon
 
 def test_the_plan_says_what_a_place_takes() -> None:
     settings = LoadSettings(model=embedded_pair().target, ctx_size=256)
-    one, two = plan(settings), plan(settings.model_copy(update={"n_parallel": 2}))
+    one, two, three = (plan(settings.model_copy(update={"n_parallel": n})) for n in (1, 2, 3))
 
     def kv_bytes(its: MemoryPlan) -> int:
         return sum(row.nbytes for row in its.rows if row.what.startswith("KV cache"))
 
-    assert one.text_bytes == two.text_bytes == kv_bytes(two) - kv_bytes(one)
+    cell_bytes = kv_bytes(one) // 256
+    for its in (one, two, three):  # llama.cpp has cells in multiples of 256
+        assert abs(its.text_bytes - kv_bytes(three) + kv_bytes(two)) < 256 * cell_bytes
 
 
 @pytest.mark.slow

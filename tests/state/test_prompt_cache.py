@@ -8,7 +8,7 @@ from commands_here import run_here
 from edgespec.files.sampled import sampled_digest
 from edgespec.state.prefix_cache import instruction_sets
 
-PROMPT = "def f(x):\n    return x + 1\n" * 12
+PROMPT = "def f(x):\n    return x + 1\n" * 24
 
 
 def test_generate_reads_a_prompt_once(tmp_path: Path) -> None:

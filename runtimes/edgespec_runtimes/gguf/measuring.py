@@ -26,6 +26,7 @@ from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.file.mtp import can_guess, skipped
 from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES
+from edgespec_runtimes.gguf.kernels.reference_kernels import TILE_ROWS
 from edgespec_runtimes.gguf.llama import device_memory, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.token_ids import TokenIds
@@ -110,6 +111,8 @@ class MeasuredGguf:
         if owner == "draft":  # the target's is open during planning, and part of the process's row
             fixed.append(MemoryRow(owner, "token ids", self._id_bytes))
         holds_texts = self._choice.may_hold_texts(self.info.tree_capable)
+        shape = self.contexts[0][0]
+        cells = shape.n_ctx + TILE_ROWS * shape.prompts_in_tiles
         needs = ModelNeeds(
             fixed=tuple(fixed),
             batches=tuple(self._batch_needs(shape, sizes) for shape, sizes in self.contexts),
@@ -118,7 +121,7 @@ class MeasuredGguf:
                 MemoryRow(owner, LOADING, max(resident.loading, on_gpu.loading_bytes)),
             ),
             shared=(*on_gpu.rows, *self._isolation_rows),
-            text_bytes=held_bytes // n_slots if holds_texts else 0,
+            text_bytes=held_bytes * cells // shape.n_cells if holds_texts else 0,
             texts_alter_prompts=self._choice.texts_alter_prompts,
         )
         if owner == "draft":
