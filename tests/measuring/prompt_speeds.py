@@ -75,7 +75,7 @@ def compare(name: str, path: Path, options: argparse.Namespace) -> None:
     prepared = runtime.prepare(ModelRequest(path, "target", n_ctx, 16, 4, n))
     own = prepared.load(None)
     prepared.close()
-    llama = Llama(path, n_ctx, n)
+    llama = PromptReader(path, n_ctx, n)
     n_vocab = own.info.n_vocab
     for n_tokens in options.tokens:
         prompt = [20 + 7 * i % min(250, n_vocab - 20) for i in range(n_tokens)]
@@ -95,7 +95,7 @@ def compare(name: str, path: Path, options: argparse.Namespace) -> None:
     llama.close()
 
 
-class Llama:
+class PromptReader:
     """llama.cpp's own reading of a prompt."""
 
     def __init__(self, path: Path, n_ctx: int, n_threads: int) -> None:
