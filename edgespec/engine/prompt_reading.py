@@ -16,7 +16,7 @@ from edgespec.ports import PassPart
 from edgespec.tracing.spans import Track
 
 if TYPE_CHECKING:
-    from edgespec.engine.loop import Loop
+    from edgespec.engine.engine import Engine
 
 MIN_PROMPT_ROWS = 64
 """Prompt tokens that a pass of several texts reads even if reads do not hide their compute time."""
@@ -26,35 +26,35 @@ ALIKE = 0.1
 """Relative difference below which two passes of a size took the same time."""
 
 
-def next_parts(loop: Loop, texts: Sequence[Text]) -> tuple[list[PassPart], int]:
+def next_parts(engine: Engine, texts: Sequence[Text]) -> tuple[list[PassPart], int]:
     """The parts of prompts in the next pass, the shortest prompts first, and the most nodes of
     the trees in it.
 
     If texts share the pass, prompts get the rows whose compute time is hidden, at least
     `MIN_PROMPT_ROWS`, so that a long prompt does not stop other texts.
     """
-    info, max_nodes = loop.target.info, loop.limits.max_nodes
+    info, max_nodes = engine.target.info, engine.limits.max_nodes
     reading = sorted((t for t in texts if t.is_reading), key=lambda text: text.n_left)
     if not reading:
         return [], max_nodes
     n_trees = sum(text.is_growing for text in texts)
-    n_hidden, shares = loop.ledger.prices.n_hidden(info.max_rows), info.prompts_share_passes
+    n_hidden, shares = engine.ledger.prices.n_hidden(info.max_rows), info.prompts_share_passes
     left = (info.max_rows if shares else max_nodes) - n_trees
     if shares and len(texts) > 1:
         left = min(left, max(MIN_PROMPT_ROWS, n_hidden - n_trees))
     parts: list[PassPart] = []
     for text in reading:
         with text.ending_on_error():
-            part, is_alone = text.next_reads(loop.pool, left, len(texts) > 1)
+            part, is_alone = text.next_reads(engine.pool, left, len(texts) > 1)
             if is_alone:
                 progress = text.progress_of(part.n_rows)
                 [logits] = text.slot.target.evaluate([part], progress)
-                take(loop, text, part, logits)
-                if loop.sources:
+                take(engine, text, part, logits)
+                if engine.sources:
                     n_context = None if len(texts) > 1 else len(text.slot.committed)
-                    loop.ledger.see_prompt(loop.target.last_report, n_context)
+                    engine.ledger.see_prompt(engine.target.last_report, n_context)
                     if n_context and text.n_left <= 1 and text.is_at_work:
-                        time_sizes(loop, text)
+                        time_sizes(engine, text)
             elif left > 0:
                 parts.append(part)
                 left -= part.n_rows
@@ -65,27 +65,27 @@ def next_parts(loop: Loop, texts: Sequence[Text]) -> tuple[list[PassPart], int]:
     return parts, min(n_nodes, info.max_rows - n_rows, n_cheap)
 
 
-def take(loop: Loop, text: Text, part: PassPart, logits: np.ndarray) -> None:
+def take(engine: Engine, text: Text, part: PassPart, logits: np.ndarray) -> None:
     """Commit a part of a prompt that a pass has read. Its last row gives the first token."""
     slot, tally, is_end = text.slot, text.tally, part.n_rows == text.n_left
     slot.committed += part.reads
     if part.nodes:
         slot.commit(part.pool, part.nodes)
-    if is_tiled(loop.target.info, text.reading):
+    if is_tiled(engine.target.info, text.reading):
         slot.n_tiled = len(slot.committed)
     if is_end:
         token = text.sampler.pick(logits[-1])
         n_rounds, logprobs = len(tally.outcomes), text.sampler.latest_logprobs
         text.events.append(text.transcript.take(token, "target", n_rounds, logprobs))
-        loop.pool.plant(slot.number, token)
-    now_s = loop.clock()
+        engine.pool.plant(slot.number, token)
+    now_s = engine.clock()
     text.charge(now_s - text.begun_s, gave_token=is_end)
-    loop.trace.add(Track.ENGINE, "prompt", text.begun_s, now_s, tokens=part.n_rows)
+    engine.trace.add(Track.ENGINE, "prompt", text.begun_s, now_s, tokens=part.n_rows)
     text.begun_s = now_s
     text.tell(len(text.reading) if is_end else len(slot.committed))
 
 
-def time_sizes(loop: Loop, text: Text) -> None:
+def time_sizes(engine: Engine, text: Text) -> None:
     """Time passes over few rows before the first token is shown, so that the first guesses know
     their price. Their KV is dropped.
 
@@ -93,14 +93,14 @@ def time_sizes(loop: Loop, text: Text) -> None:
     as far as that takes no longer than `MAX_TIMING_S`; the fastest pass counts.
     """
     slot, spent_s = text.slot, 0.0
-    n_free = min(loop.target.info.n_ctx - len(slot.committed), loop.target.info.max_nodes)
+    n_free = min(engine.target.info.n_ctx - len(slot.committed), engine.target.info.max_nodes)
     fastest: dict[int, float] = {}
     settled: set[int] = set()
-    for n_rows in loop.ledger.untimed(n_free) * 3:
-        expected_s = float(loop.ledger.prices.pass_s(n_rows))
+    for n_rows in engine.ledger.untimed(n_free) * 3:
+        expected_s = float(engine.ledger.prices.pass_s(n_rows))
         if n_rows in settled or spent_s + expected_s > MAX_TIMING_S:
             continue
-        with loop.trace.span(Track.ENGINE, "time a pass").note(nodes=n_rows):
+        with engine.trace.span(Track.ENGINE, "time a pass").note(nodes=n_rows):
             rows = line(slot.number, [0] * n_rows)
             slot.target.evaluate([PassPart(slot.number, rows, range(n_rows))])
         now_s = slot.target.last_report.wall_s
@@ -111,4 +111,4 @@ def time_sizes(loop: Loop, text: Text) -> None:
             settled.add(n_rows)
         fastest[n_rows] = min(before_s, now_s)
     for n_rows, seconds in fastest.items():
-        loop.ledger.prices.put(n_rows, seconds)
+        engine.ledger.prices.put(n_rows, seconds)

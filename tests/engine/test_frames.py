@@ -13,7 +13,7 @@ import pytest
 
 import edgespec
 import edgespec_runtimes
-from edgespec.engine.loop import Loop
+from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.text import Text
 from edgespec.models.embedded import embedded_pair
@@ -66,13 +66,13 @@ def depth_below(frame: FrameType | None, name: str) -> int:
 
 def test_a_round_is_shallow_and_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole drafted text of the embedded pair, streamed, is profiled round by round."""
-    profile, depths, step = Profile(), list[int](), Loop.step
+    profile, depths, step = Profile(), list[int](), Engine.step
 
-    def spied(loop: Loop, texts: list[Text]) -> None:
+    def spied(engine: Engine, texts: list[Text]) -> None:
         with profile.one_round():
-            step(loop, texts)
+            step(engine, texts)
 
-    monkeypatch.setattr(Loop, "step", spied)
+    monkeypatch.setattr(Engine, "step", spied)
     embedded = embedded_pair()
     load = LoadSettings(model=embedded.target, draft=embedded.draft, ctx_size=256)
     with session.load(load, EngineSettings(step_aside=False, remember=False)) as running:
