@@ -73,6 +73,11 @@ class ModelRequest:
     trace: Trace = OFF
     """Receives spans of loading and, for a target, of its passes and reads."""
 
+    @property
+    def must_guess(self) -> bool:
+        """True if the plan cannot choose passes without guesses."""
+        return min((self.max_nodes, *self.fewer_nodes)) > self.n_slots
+
     def check_context(self, n_ctx: int, n_trained: int) -> None:
         """Raise UsageError for a context of more tokens than the model was trained on."""
         if n_ctx > n_trained:
@@ -133,8 +138,6 @@ class PreparedModel(Prepared):
 
     seconds: dict[str, float]
     """Seconds that preparing and loading took so far, by phase."""
-    changes_nodes: bool = False
-    """True if it is planned for other numbers of nodes without being prepared again."""
     vocabulary_fingerprint: str | None = None
     """Fingerprint of the vocabulary that a draft without a token table was made for."""
 
@@ -165,10 +168,6 @@ class PreparedModel(Prepared):
         CPU computes the model.
         """
         return ()
-
-    def change_nodes(self, max_nodes: int, max_branches: int, fewer_nodes: Sequence[int]) -> None:
-        """Answer `needs` as if the `ModelRequest` had had these numbers, if `changes_nodes`."""
-        raise NotImplementedError
 
     def offer_features(self, layers: Sequence[int], n_values: int) -> None:
         """Have `load` make the inputs of `layers`, each of `n_values`, available, if

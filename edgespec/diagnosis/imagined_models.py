@@ -161,7 +161,7 @@ def what_if(
     """
     weights = _Weights.of(model)
     speed = Speed(disk_bytes_per_s, n_threads)
-    plan = plan_models(budget_bytes, PROCESS_BYTES, weights.needs(ctx_size), score=speed.rate)
+    plan = plan_models(budget_bytes, PROCESS_BYTES, weights.needs(ctx_size))
     alone_s = speed.alone(plan, weights.used_bytes).seconds
     n_batches = -(-PROMPT_TOKENS // plan.batch_size)
     reading_s = n_batches * plan.expected_bytes(plan.batch_size) / disk_bytes_per_s

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
+from operator import itemgetter
 
 from edgespec.errors import BudgetError
 from edgespec.memory.budget import (
@@ -27,7 +28,6 @@ from edgespec.memory.budget import (
 )
 from edgespec.memory.needs import ModelNeeds, affordable
 from edgespec.memory.pinning import SegmentSize, pinning_order
-from edgespec.settings.config import USUAL_DRAFT_MAX
 
 HEADROOM_BYTES = 4 * MIB
 HEADROOM_SHARE = 0.01
@@ -36,8 +36,6 @@ threads, buffers of Python."""
 PROCESS_SPREAD_BYTES = 5 << 19
 """Most bytes by which a process's memory before loading may exceed that of an earlier one: arenas
 of Python, and pages of libraries that happen to be mapped."""
-LARGER_TREE_COST = 0.02
-"""Largest share of the score that a plan loses for larger trees, which few texts need."""
 
 
 def plan_models(
@@ -46,15 +44,15 @@ def plan_models(
     target: ModelNeeds,
     draft: ModelNeeds | None = None,
     *,
-    score: Callable[[MemoryPlan], float],
+    choose: Callable[[Sequence[MemoryPlan]], MemoryPlan] = itemgetter(0),
     others: Sequence[MemoryRow] = (),
     adjustable: bool = False,
 ) -> MemoryPlan:
     """Divide the budget of a process that takes `process_bytes` besides its models.
 
-    Batches are the largest that the budget affords, otherwise the smallest; the tree size is that
-    of the plan with the highest `score`. `smallest_bytes` does not depend on the budget: it is
-    computed from the smallest batches and trees, with PROCESS_SPREAD_BYTES, because the next
+    Batches are the largest that the budget affords, otherwise the smallest; of plans that differ in
+    `max_nodes` it is that which `choose` takes. `smallest_bytes` does not depend on the budget: it
+    is computed from the smallest batches and trees, with PROCESS_SPREAD_BYTES, because the next
     process may take more than this one. `others` are rows of neither model. Weights of an
     `adjustable` target are paged, and batches are those of a budget for half of them, as they stay
     when the budget changes. Raises BudgetError.
@@ -85,7 +83,7 @@ def plan_models(
             with suppress(BudgetError):
                 plans.append(_divide(tried_bytes, rows, models, least))
         if plans:
-            best = best_tree_size(plans, score)
+            best = choose(plans)
             if tried_bytes < budget_bytes:
                 best = _divide(budget_bytes, rows, models, best.batches)
             return replace(best, smallest_bytes=named)
@@ -174,22 +172,6 @@ def _with_copy(
     if segment.slice_of:
         nbytes = nbytes * segment.nbytes // of_slices[segment.slice_of]
     return replace(segment, copy_bytes=nbytes)
-
-
-def best_tree_size(plans: Sequence[MemoryPlan], score: Callable[[MemoryPlan], float]) -> MemoryPlan:
-    """The plan for the largest trees that has about the highest score, of plans that differ in
-    `max_nodes`.
-
-    A resident target reads nothing, so its trees are small: the default size is enough.
-    """
-    resident = sorted((plan for plan in plans if not plan.paged), key=lambda plan: plan.max_nodes)
-    if resident:
-        usual = [plan for plan in resident if plan.max_nodes <= 1 + USUAL_DRAFT_MAX]
-        return (usual or resident[:1])[-1]
-    scores = [score(plan) for plan in plans]
-    least = (1 - LARGER_TREE_COST) * max(scores)
-    good = [plan for plan, its in zip(plans, scores, strict=True) if its >= least]
-    return max(good, key=lambda plan: plan.max_nodes)
 
 
 # Another budget for loaded models: only pinned segments, the ring and the cache of experts change

@@ -179,7 +179,6 @@ def _prepare(settings: LoadSettings, cleanup: ExitStack) -> tuple[PreparedEmbedd
             budget_bytes,
             process.footprint_bytes(),
             needs,
-            score=lambda plan: plan.pinned_bytes,
             others=[MemoryRow("process", REQUESTS, settings.reserve)],
         )
         return prepared, replace(plan, enforced=prepared.enforced)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,9 +39,6 @@ ONE_TEXT = (
     "take twice as long"
 )
 """Note where `auto` leaves it at one text."""
-MOST_FOR_LOOKUPS = 1.05
-"""Most that a pass may read, relative to one without guesses, for their buffers' sake: text that
-repeats nothing yields 1.05 to 1.2 tokens a pass (Qwen2.5-Coder-1.5B)."""
 
 
 def plan(
@@ -122,8 +119,6 @@ class _Opening(Closeable):
         self._trace = trace
         budget_bytes = process.resolve_budget(settings.memory_budget)
         self._models = PreparedModels(settings, engine_settings, budget_bytes, trace)
-        self._chose_lookup = False
-        """Guesses come from the text because that is the default of a target that pages alone."""
         self._report: dict[str, float] = {}
         self._began = time.perf_counter()
         self._cleanup = ExitStack()
@@ -154,7 +149,7 @@ class _Opening(Closeable):
             if chosen and chosen.texts_alter_prompts and chosen.text_bytes:
                 self._models.own_notes = (ONE_TEXT,)
         planned = self._run("planning", self._plan, show)
-        return self._with_notes(planned, self._unused_rules())
+        return self._with_notes(planned, self._unused_rules(planned))
 
     def _planned_for(self, n_texts: int) -> MemoryPlan | None:
         """The plan for `n_texts` at once; None if budget, draft or model stand in the way."""
@@ -196,7 +191,7 @@ class _Opening(Closeable):
             self._report["total"] = time.perf_counter() - self._began
             # runtimes may add notes while loading
             memory_plan = self._with_notes(memory_plan, self._models.notes(memory_plan))
-            looks_up, needs = self._chose_lookup, first.needs()
+            looks_up, needs = self._models.looks_up(memory_plan), first.needs()
             on_failure.pop_all()
         return LoadedModels(target, draft, memory_plan, self._report, settings, needs, looks_up)
 
@@ -229,7 +224,7 @@ class _Opening(Closeable):
         """The plan; without a draft that nobody asked for, if it cannot be used or does not pay."""
         settings = self._settings
         if settings.draft is None:
-            return self._looking_up(self._models.planned())
+            return self._models.planned()
         try:
             paired = self._models.planned()
         except (BudgetError, ModelError, UsageError) as error:
@@ -241,29 +236,8 @@ class _Opening(Closeable):
             if isinstance(error, BudgetError) and error.smallest_bytes:
                 why = f"both need a `memory_budget` of {format_size(error.smallest_bytes)}"
             self._leave_draft_out(f"{self._draft_name} does not guess for {whom}: {why}")
-            return self._looking_up(self._models.planned())
+            return self._models.planned()
         return self._weighed(paired) if paired.paged else paired
-
-    def _looking_up(self, alone: MemoryPlan) -> MemoryPlan:
-        """The plan of a target without a draft that guesses from the text if it pages; `alone` if
-        the settings say otherwise, or if the buffers of guesses take too much from the weights.
-
-        Near the smallest budget nothing is tried: a target that has been prepared again needs more.
-        """
-        rules = self._engine_settings
-        if rules.lookup is not None or rules.draws_guesses or not alone.paged:
-            return alone
-        if not self._models.target.info.tree_capable:
-            return alone
-        if not self._models.may_plan_again(alone.smallest_bytes):
-            return alone
-        self._chose_lookup, self._models.engine_settings = True, rules.but(lookup=True)
-        with suppress(BudgetError):
-            guessing = self._models.planned_again()
-            if guessing.streamed_read_bytes <= MOST_FOR_LOOKUPS * alone.streamed_read_bytes:
-                return replace(guessing, smallest_bytes=alone.smallest_bytes)
-        self._chose_lookup, self._models.engine_settings = False, rules
-        return self._models.planned_again()
 
     def _weighed(self, paired: MemoryPlan) -> MemoryPlan:
         """`paired`, or the plan without the draft if texts are expected to be faster without it.
@@ -282,7 +256,7 @@ class _Opening(Closeable):
         note = pairing.note_on_worth(self._draft_name, paired, alone, gain)
         if settings.optional_draft:
             self._leave_draft_out(f"{note}, so that it is left out (`draft` asks for it)")
-            return self._looking_up(models.planned())
+            return models.planned()
         return replace(paired, notes=(*paired.notes, f"{note} (`draft=None`)"))
 
     @property
@@ -301,10 +275,11 @@ class _Opening(Closeable):
         """The plan with these notes after its own, each once."""
         return replace(plan, notes=tuple(dict.fromkeys((*plan.notes, *notes))))
 
-    def _unused_rules(self) -> Sequence[str]:
+    def _unused_rules(self, plan: MemoryPlan) -> Sequence[str]:
         """A note about rules of guessing that were given although nothing guesses."""
         rules = self._engine_settings
-        if self._settings.draft is not None or rules.lookup is not None or not rules.of_guesses:
+        may_guess = self._settings.draft is not None or rules.lookup is not None
+        if may_guess or self._models.looks_up(plan) or not rules.of_guesses:
             return ()
         given = " and ".join(f"`{name}`" for name in rules.of_guesses)
         return (

@@ -43,9 +43,6 @@ SAMPLING_BYTES_PER_TOKEN, RULE_BYTES_PER_TOKEN = 32, 80
 and tokens in order, where filters leave most of a flat distribution. Acceptance rules that compare
 probabilities hold those of target and draft besides, and what is left of them. Before the first
 draw, texts of the tokens take the same memory while a model is loaded."""
-GROWTH_OF_PREPARING = 0.5
-"""Share of what preparing allocated by which the process may grow, through fragments of its heap,
-where that is done two times again: 0.27 to 0.36 with an ONNX graph of 30 layers (45 MiB)."""
 
 SAME_FILE = (
     "`draft` is the target's own file: its guesses cost as much as its answers; name a smaller "
@@ -73,8 +70,6 @@ class PreparedModels(Closeable):
         """Notes about the draft: why it is left out, or that it slows texts down."""
         self.prepared: list[PreparedModel] = []
         """The target, then the draft."""
-        self._allocated_bytes = 0
-        """Bytes that preparing allocated, for graphs and vocabularies."""
         self._trace = trace
 
     @property
@@ -86,14 +81,16 @@ class PreparedModels(Closeable):
         """Number of texts generated at once."""
         return self.engine_settings.n_texts(self.target.info)
 
-    def may_plan_again(self, smallest_bytes: int) -> bool:
-        """False if planning the target again could take more than the budget, of which it needs
-        `smallest_bytes` at least: its vocabulary is read a second time beside the first, or its
-        graph leaves fragments."""
-        if self.target.changes_nodes:
-            return process.footprint_bytes() + self._allocated_bytes <= self.budget_bytes
-        growth_bytes = int(GROWTH_OF_PREPARING * self._allocated_bytes)
-        return smallest_bytes + growth_bytes <= self.budget_bytes
+    def looks_up(self, plan: MemoryPlan) -> bool:
+        """True if guesses come from the text because the settings leave that open and the target
+        pages by this plan."""
+        return self._may_look_up and plan.paged and plan.max_nodes > self.n_parallel
+
+    @property
+    def _may_look_up(self) -> bool:
+        """True if the plan decides whether guesses come from the text."""
+        rules = self.engine_settings
+        return self.settings.draft is None and rules.lookup is None and not rules.draws_guesses
 
     def close(self) -> None:
         """Close the models. Idempotent; they can be prepared again."""
@@ -107,27 +104,11 @@ class PreparedModels(Closeable):
 
     def planned(self) -> MemoryPlan:
         """Prepare the models, and plan them. Raises BudgetError."""
-        before_bytes = heap.allocated_bytes()
         self._prepare()
-        plan = self._placed()
-        self._allocated_bytes = heap.allocated_bytes() - before_bytes
-        return plan
-
-    def planned_again(self) -> MemoryPlan:
-        """The plan of a target that was planned for other numbers of nodes; its file is not read
-        again if its runtime needs it only once."""
-        target, request = self.target, self._target_request()
-        if not target.changes_nodes:
-            del target  # its graph must not stay while it is prepared again
-            self.close()
-            return self.planned()
-        target.change_nodes(request.max_nodes, request.max_branches, request.fewer_nodes)
         return self._placed()
 
-    def divided(
-        self, needs: Sequence[ModelNeeds], expected: Sequence[MemoryRow] = ()
-    ) -> MemoryPlan:
-        """The plan for these needs of target and draft, and `expected` rows. Raises BudgetError."""
+    def divided(self, needs: Sequence[ModelNeeds]) -> MemoryPlan:
+        """The plan for these needs of target and draft. Raises BudgetError."""
         raise_if_cancelled()
         settings, target = self.settings, self.target
         if self.engine_settings.draws_guesses:
@@ -135,15 +116,16 @@ class PreparedModels(Closeable):
 
             from edgespec.engine.sources import drawing  # noqa: F401
         heap.trim_heap_top()  # contexts created for measuring are rows of their own
-        n_threads = settings.threads or process.usable_cores()
+        speed = Speed(n_threads=settings.threads or process.usable_cores())
+        choose = partial(speed.best_plan, n_texts=self.n_parallel, may_look_up=self._may_look_up)
         try:
             return plan_models(
                 self.budget_bytes,
                 process.footprint_bytes(),
                 needs[0],
                 needs[1] if len(needs) > 1 else None,
-                score=partial(Speed(n_threads=n_threads).rate, n_texts=self.n_parallel),
-                others=[MemoryRow("process", REQUESTS, self._request_bytes), *expected],
+                choose=choose,
+                others=[MemoryRow("process", REQUESTS, self._request_bytes)],
                 adjustable=settings.pages_all,
             )
         except BudgetError as error:
@@ -231,12 +213,14 @@ class PreparedModels(Closeable):
     def _target_request(self) -> ModelRequest:
         """The request that the target is prepared for, without options of its runtime."""
         settings, rules = self.settings, self.engine_settings
-        guesses = settings.draft or rules.lookup
+        guesses = settings.draft or rules.lookup or self._may_look_up
         is_fixed = settings.n_parallel != "auto" and not rules.draws_guesses
         n_texts = int(settings.n_parallel) if is_fixed else 1
         sizes = tree_sizes(n_texts) if settings.draft else [n_texts + n for n in LOOKUPS]
         if rules.pins_draft_max or not guesses:
             sizes = (1 + rules.draft_max * bool(guesses),)
+        if self._may_look_up:
+            sizes = (*sizes, 1)
         max_nodes, *fewer_nodes = dict.fromkeys(max(size, n_texts) for size in sizes)
         return ModelRequest(
             path=settings.model,
@@ -262,7 +246,10 @@ class PreparedModels(Closeable):
         """The plan of what is prepared; places of a GPU's memory are given first."""
         wanted = self.settings.gpu_memory_budget
         gpu_budget_bytes, gpu_rows = self._place_on_gpu(wanted)
-        planned = self.divided([prepared.needs() for prepared in self.prepared])
+        target, *others = (prepared.needs() for prepared in self.prepared)
+        if self._may_look_up:
+            target = target.with_row(MemoryRow("process", "lookups", lookup.BYTES), self.n_parallel)
+        planned = self.divided([target, *others])
         return replace(
             planned,
             enforced=self.target.enforced,

@@ -17,7 +17,7 @@ from edgespec import theory
 from edgespec.engine.prices import Point, Prices
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.paging.disk_speed import USUAL_BYTES_PER_S
-from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE
+from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, USUAL_DRAFT_MAX
 from edgespec.settings.units import format_size
 
 USUAL_THREADS, MOST_THREADS = 2, 8
@@ -30,6 +30,11 @@ without stops."""
 FURTHER_ROW_COST = 0.5
 """Time to compute a further row of a pass, relative to the first: 0.5 to 0.7 measured, Q8_0 and
 Q4_K with AVX2."""
+LARGER_TREE_COST = 0.02
+"""Largest share of the rate that a plan loses for larger trees, which few texts need."""
+MOST_FOR_LOOKUPS = 1.05
+"""Most that a pass may read, relative to one without guesses, for their buffers' sake: text that
+repeats nothing yields 1.05 to 1.2 tokens a pass (Qwen2.5-Coder-1.5B)."""
 MIN_SPEEDUP = 1.1
 """Least expected speedup for which a draft is made: it takes disk space and minutes."""
 
@@ -134,6 +139,29 @@ class Speed:
         prices.put(len(n_guesses), row_s * (1 + (len(n_guesses) - 1) * FURTHER_ROW_COST))
         best = prices.best(n_texts * theory.tree_tokens(n_guesses / n_texts))
         return best.tokens / max(best.seconds, 1e-9)
+
+    def best_plan(
+        self, plans: Sequence[MemoryPlan], n_texts: int = 1, may_look_up: bool = False
+    ) -> MemoryPlan:
+        """The plan for the largest trees that has about the highest rate, of plans that differ in
+        `max_nodes`.
+
+        A resident target reads nothing, so its trees are small: the default size is enough. A
+        target that `may_look_up` guesses from its text if it pages and passes read little more.
+        """
+        if may_look_up:
+            alone, *plans = sorted(plans, key=lambda plan: plan.max_nodes)
+            most_bytes = MOST_FOR_LOOKUPS * alone.streamed_read_bytes
+            plans = [one for one in plans if alone.paged and one.streamed_read_bytes <= most_bytes]
+            plans = plans or [alone]
+        resident = sorted((one for one in plans if not one.paged), key=lambda one: one.max_nodes)
+        if resident:
+            usual = [plan for plan in resident if plan.max_nodes <= 1 + USUAL_DRAFT_MAX]
+            return (usual or resident[:1])[-1]
+        rates = [self.rate(plan, n_texts) for plan in plans]
+        least = (1 - LARGER_TREE_COST) * max(rates)
+        good = [plan for plan, rate in zip(plans, rates, strict=True) if rate >= least]
+        return max(good, key=lambda plan: plan.max_nodes)
 
     def alone(self, plan: MemoryPlan, weight_bytes: int) -> Strategy:
         """A target without a draft, whose passes compute with `weight_bytes`."""

@@ -26,20 +26,21 @@ from zoo_files import write_model
 from zoo_species import Species
 
 REQUEST = ModelRequest(embedded_pair().target, "target", 256, 8, 8, 1)
-PAGED = replace(PLAN, paged=True)
+TREES = replace(PLAN, max_nodes=8)
+PAGED = replace(TREES, paged=True)
 
 
-def notes(request: ModelRequest, plan: MemoryPlan | None = PLAN) -> list[str]:
+def notes(request: ModelRequest, plan: MemoryPlan | None = TREES) -> list[str]:
     with closing(runtime.prepare(request)) as prepared:
         return [note for note in prepared.notes(plan) if "rounds several rows otherwise" in note]
 
 
-@pytest.mark.parametrize("plan", [PLAN, PAGED], ids=["resident", "paged"])
+@pytest.mark.parametrize("plan", [TREES, PAGED], ids=["resident", "paged"])
 def test_a_quantised_model_needs_no_note(plan: MemoryPlan) -> None:
     assert notes(REQUEST, plan) == []
 
 
-@pytest.mark.parametrize("plan", [PLAN, PAGED], ids=["resident", "paged"])
+@pytest.mark.parametrize("plan", [TREES, PAGED], ids=["resident", "paged"])
 def test_matrices_that_are_not_quantised_round_alike_and_are_not_told(
     plan: MemoryPlan, tmp_path: Path
 ) -> None:
@@ -47,7 +48,7 @@ def test_matrices_that_are_not_quantised_round_alike_and_are_not_told(
     assert notes(replace(REQUEST, path=path, ctx_size=0), plan) == []
 
 
-@pytest.mark.parametrize("plan", [PLAN, PAGED], ids=["resident", "paged"])
+@pytest.mark.parametrize("plan", [TREES, PAGED], ids=["resident", "paged"])
 def test_routers_of_a_mixture_round_alike_and_are_not_told(plan: MemoryPlan) -> None:
     assert notes(replace(REQUEST, path=catalogue.find("mixture")), plan) == []
 
@@ -101,7 +102,7 @@ def test_iq4_nl_is_told_where_it_can_neither_be_packed_nor_evened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = replace(REQUEST, path=quantised("IQ4_NL", tmp_path))
-    assert [notes(request, plan) for plan in (PLAN, PAGED)] == [[], []]
+    assert [notes(request, plan) for plan in (TREES, PAGED)] == [[], []]
     monkeypatch.setattr(loading, "packs", lambda: False)
     assert notes(request, PAGED) == []
     # on every processor, as on x86-64
@@ -112,7 +113,7 @@ def test_iq4_nl_is_told_where_it_can_neither_be_packed_nor_evened(
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("plan", [PLAN, PAGED], ids=["resident", "paged"])
+@pytest.mark.parametrize("plan", [TREES, PAGED], ids=["resident", "paged"])
 def test_k_quants_need_no_note(plan: MemoryPlan, tmp_path: Path) -> None:
     assert notes(replace(REQUEST, path=quantised("Q4_K_M", tmp_path)), plan) == []
 
@@ -123,10 +124,7 @@ def test_attention_without_flash_is_told() -> None:
 
 
 def test_without_a_draft_nothing_needs_to_be_told() -> None:
-    assert (
-        notes(replace(REQUEST, options=GgufOptions(flash_attn="off"), max_nodes=1, max_branches=1))
-        == []
-    )
+    assert notes(replace(REQUEST, options=GgufOptions(flash_attn="off")), PLAN) == []
     assert notes(replace(REQUEST, options=GgufOptions(flash_attn="off"), owner="draft")) == []
 
 

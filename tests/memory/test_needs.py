@@ -21,7 +21,7 @@ from edgespec.session.strategy import Speed
 PROCESS_BYTES = 80 * MIB
 MARGIN_BYTES = math.ceil((1 + HEADROOM_SHARE) * PROCESS_SPREAD_BYTES)
 """Bytes by which the budget that is named is larger than the smallest one for a process alike."""
-plan_pair = partial(plan_models, score=Speed().rate)
+plan_pair = partial(plan_models, choose=Speed().best_plan)
 
 
 def model(owner: str, layers: int, batch_mib: tuple[int, ...] = (40, 10)) -> ModelNeeds:

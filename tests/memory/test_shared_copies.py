@@ -43,7 +43,7 @@ def planned(
     budget_mib: float, target: ModelNeeds = TARGET, draft: ModelNeeds = SHARING
 ) -> MemoryPlan:
     budget_bytes = int(budget_mib * MIB)
-    return plan_models(budget_bytes, 20 * MIB, target, draft, score=lambda plan: 1.0)
+    return plan_models(budget_bytes, 20 * MIB, target, draft)
 
 
 def copies_of(plan: MemoryPlan) -> int:

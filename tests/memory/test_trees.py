@@ -40,7 +40,7 @@ def target(n_vocab: int, nodes: tuple[int, ...] = TREE_SIZES, mib: int = 1000) -
 
 
 def planned(budget_mib: float, needs: ModelNeeds) -> MemoryPlan:
-    return plan_models(int(budget_mib * MIB), PROCESS_BYTES, needs, score=Speed().rate)
+    return plan_models(int(budget_mib * MIB), PROCESS_BYTES, needs, choose=Speed().best_plan)
 
 
 def smallest(needs: ModelNeeds) -> int:
@@ -60,7 +60,8 @@ def test_rows_that_no_read_hides_get_no_memory() -> None:
     """Two cores compute some 40 rows while a pass of half of the weights is read."""
     needs = target(150_000)
     few, many = (
-        plan_models(500 * MIB, PROCESS_BYTES, needs, score=Speed(n_threads=n).rate) for n in (2, 16)
+        plan_models(500 * MIB, PROCESS_BYTES, needs, choose=Speed(n_threads=n).best_plan)
+        for n in (2, 16)
     )
     assert few.max_nodes <= USUAL < many.max_nodes
 

@@ -107,7 +107,7 @@ class ContextChoice:
         n_ctx = request.ctx_size or min(model.n_ctx_train, request.max_ctx)
         request.check_context(n_ctx, model.n_ctx_train)
         tree_capable = model.tree_capable
-        wanted = min(MAX_LINE, request.max_nodes - 1)
+        wanted = min(MAX_LINE, request.max_nodes - 1) * request.must_guess
         # a draft evaluates guesses one by one, and can only drop tokens evaluated together
         if not tree_capable and request.owner == "target" and wanted:
             self._state = contexts.state_support(model, wanted)

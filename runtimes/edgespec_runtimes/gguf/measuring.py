@@ -61,10 +61,8 @@ class MeasuredGguf:
         mapping: Callable[[], AbstractContextManager[None]],
         lender: Any = None,
         mtp: bool = False,
-        mapped: MappedWeights | None = None,
     ) -> None:
-        """`mapping` returns a context manager for each mapping, which measures its time. `mapped`
-        are the weights of the same file if another request was measured before.
+        """`mapping` returns a context manager for each mapping, which measures its time.
 
         `lender` is a context of the target whose matrices a head uses. With `mtp`, `header` is the
         part of a target's file with its prediction layers.
@@ -89,7 +87,7 @@ class MeasuredGguf:
             self.info, self.contexts = self._choice.info, self._choice.contexts
         finally:
             sizes_only.close()
-        self.mapped = mapped or MappedWeights(header, lambda: self.offloading, stop, mapping)
+        self.mapped = MappedWeights(header, lambda: self.offloading, stop, mapping)
 
     @cached_property
     def needs(self) -> ModelNeeds:

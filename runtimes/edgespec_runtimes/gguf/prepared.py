@@ -51,8 +51,6 @@ LARGE_SHARE = 0.05
 class PreparedGguf(PreparedModel):
     """A prepared GGUF model."""
 
-    changes_nodes = True
-
     def __init__(
         self, request: ModelRequest, header: GgufFile, lender: Any = None, mtp: bool = False
     ) -> None:
@@ -66,15 +64,9 @@ class PreparedGguf(PreparedModel):
         self._options = GgufOptions.of(request.options)
         self._header = header
         self._stop = AbortFlag()
-        self._measure = partial(
-            MeasuredGguf,
-            header=header,
-            stop=self._stop,
-            mapping=partial(self._phase, "mapping"),
-            lender=lender,
-            mtp=mtp,
+        self._measured = MeasuredGguf(
+            request, header, self._stop, partial(self._phase, "mapping"), lender, mtp
         )
-        self._measured = self._measure(request)
 
     @property
     def info(self) -> ModelInfo:
@@ -86,20 +78,6 @@ class PreparedGguf(PreparedModel):
 
     def place(self, gpu_bytes: int) -> Sequence[MemoryRow]:
         return self._measured.place(gpu_bytes)
-
-    def change_nodes(self, max_nodes: int, max_branches: int, fewer_nodes: Sequence[int]) -> None:
-        self._request = replace(
-            self._request,
-            max_nodes=max_nodes,
-            max_branches=max_branches,
-            fewer_nodes=tuple(fewer_nodes),
-        )
-        mapped = self._measured.mapped
-        if self._measured.is_remote:  # what servers take depends on the contexts
-            mapped.close()
-        self._measured = self._measure(
-            self._request, mapped=None if self._measured.is_remote else mapped
-        )
 
     def offer_features(self, layers: Sequence[int], n_values: int) -> None:
         self._measured.offer_features(layers, n_values)
@@ -130,7 +108,7 @@ class PreparedGguf(PreparedModel):
         where = self._measured.offloading.where
         if where and not self._measured.is_remote:
             where += " without `equal_passes`"
-        if plan is not None and request.owner == "target" and request.max_nodes > 1 and is_uneven:
+        if plan is not None and request.owner == "target" and plan.max_nodes > 1 and is_uneven:
             notes += rounding_notes(
                 self._header,
                 self.info.name,

@@ -246,7 +246,7 @@ class PreparedOnnx(PreparedModel):
         name, fitted = self.info.name, self._deployed.fitted
         is_target = self._request.owner == "target"
         writes = plan is not None and is_target
-        verifies = writes and self._request.max_nodes > 1
+        verifies = writes and plan is not None and plan.max_nodes > 1
         paging = paging_notes(name, self._source, fitted) if is_target else []
         rounding = rounding_notes(name, self._graph.graph, fitted, writes, verifies)
         measuring = measuring_notes(name, self._measured)

@@ -120,7 +120,12 @@ def batch_sizes(
     largest, *smaller = chunks
     shapes = [(largest, n) for n in rows] + [(chunk, 1) for chunk in smaller]
     numbers = (request.max_nodes, *request.fewer_nodes)
-    return [sizes(max_nodes, *shape) for max_nodes in numbers for shape in shapes]
+    return [
+        sizes(max_nodes, chunk, n_rows)
+        for max_nodes in numbers
+        for chunk, n_rows in shapes
+        if n_rows <= max(1, max_nodes)
+    ]
 
 
 def _takes_padding(flow: Flow, roles: Roles) -> bool:
