@@ -187,6 +187,8 @@ BUDGET = {
     "resident_bytes": 700 << 20,
     "pinned_bytes": 500 << 20,
     "streamed_bytes": 400 << 20,
+    "cache_bytes": 90 << 20,
+    "plain_token_s": 0.25,
     "most_bytes": 1 << 40,
     "follows": False,
 }

@@ -74,6 +74,8 @@ class Console:
         self._quiet = quiet
         self.color = wants_color(color, self._out)
         self._progress = _Progress(self._err, clock)
+        self.doing = ("", 0.0)
+        """The latest phase that progress was told of, and the share of it that is done."""
         self._midline = False
         """True if stdout is in the middle of a line of generated text."""
 
@@ -157,11 +159,13 @@ class Console:
 
     def progress(self, what: str, share: float) -> None:
         """Show progress if it takes longer than PATIENCE_S; implements `Progress` of the ports."""
+        self.doing = what, share
         if not self._quiet:
             self._progress.show(what, share)
 
     def progress_with_rest(self, what: str, share: float | None, counts: str = "") -> None:
         """Show progress with the estimated remaining time, if the share is known, and `counts`."""
+        self.doing = what, share or 0.0
         if not self._quiet:
             self._progress.show(what, share, with_rest=True, counts=counts)
 

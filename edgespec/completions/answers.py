@@ -173,8 +173,9 @@ def text_choice(
 
 
 def origins(events: Iterable[TokenEvent]) -> list[Answer]:
-    """The text that each token added, and the drafter that had guessed it."""
-    return [{"text": event.text, "by": event.source} for event in events]
+    """The text that each token added, the drafter that had guessed it, and the pass it came out
+    of."""
+    return [{"text": event.text, "by": event.source, "pass": event.round} for event in events]
 
 
 def chat_logprobs(events: Iterable[TokenEvent], piece_of: PieceOf) -> Answer | None:

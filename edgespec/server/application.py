@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict
 from functools import cache, partial
 from importlib.resources import files
+from pathlib import PurePosixPath
 from typing import Any
 
 from starlette.applications import Starlette
@@ -261,22 +262,9 @@ def _allowed(request: Request) -> str:
     return ", ".join(sorted(found))
 
 
-_FILES = {
-    "index.html": "text/html",
-    "chat.css": "text/css",
-    "chat.js": "text/javascript",
-    "api.js": "text/javascript",
-    "conversation.js": "text/javascript",
-    "view.js": "text/javascript",
-    "library.js": "text/javascript",
-    "engine.js": "text/javascript",
-    "math.js": "text/javascript",
-    "origins.js": "text/javascript",
-    "marked.umd.js": "text/javascript",
-    "purify.min.js": "text/javascript",
-    "highlight.min.js": "text/javascript",
-    "temml.min.js": "text/javascript",
-}
+_STATIC = files("edgespec.server").joinpath("static")
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+"""Kinds of files of the page; others, such as licences, are not served."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -288,7 +276,8 @@ POLICY = (
 async def page(request: Request) -> Response:
     """Response with the page or one of its files. Raises Refusal for another path."""
     name = request.path_params.get("name", "index.html")
-    if name not in _FILES:
+    kind = _TYPES.get(PurePosixPath(name).suffix)
+    if kind is None or not (_STATIC / name).is_file():
         raise Refusal(404, f"there is nothing at {request.scope['path']}", code="not_found")
     headers = {
         "Content-Security-Policy": POLICY,
@@ -296,10 +285,10 @@ async def page(request: Request) -> Response:
         "X-Content-Type-Options": "nosniff",
         "Cache-Control": "no-cache",
     }
-    return Response(static_file(name), headers=headers, media_type=_FILES[name])
+    return Response(static_file(name), headers=headers, media_type=kind)
 
 
 @cache
 def static_file(name: str) -> bytes:
     """The content of a file that comes with the server."""
-    return files("edgespec.server").joinpath("static", name).read_bytes()
+    return (_STATIC / name).read_bytes()

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -206,11 +207,31 @@ class Server:
 
 @contextmanager
 def answered_while_loading(
-    listener: socket.socket, guard: Guard, log: AccessLog, limits: ClientLimits
+    listener: socket.socket,
+    guard: Guard,
+    log: AccessLog,
+    limits: ClientLimits,
+    doing: Callable[[], tuple[str, float]] = lambda: ("", 0.0),
 ) -> Iterator[None]:
-    """Answer in a thread in the block. The listener stays open; whoever connects between this and
-    the server that follows waits in the socket's queue."""
-    loading = Front(_loading, guard, log)
+    """Answer in a thread in the block, with what is `doing` and the share of it that is done.
+
+    The listener stays open; whoever connects between this and the server that follows waits in the
+    socket's queue.
+    """
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        what, share = doing()
+        words = f"the model is loading: {what}, {share:.0%}" if what else "the model is loading"
+        refusal = overloaded(words, "loading")
+        refusal.headers["Connection"] = "close"
+        response = refused(refusal, scope)
+        if "text/html" in Headers(scope=scope).get("accept", ""):  # a browser, which asks again
+            text = static_file("loading.html").decode()
+            text = text.replace("WHAT", escape(what)).replace("SHARE", f"{share:.2f}")
+            response = Response(text, 503, refusal.headers, "text/html")
+        await response(scope, receive, send)
+
+    loading = Front(answer, guard, log)
     server = HttpServer(loading, limits, max_requests=0, shutdown_s=1)
     thread = threading.Thread(
         target=server.run, args=([listener.dup()],), name="edgespec-loading", daemon=True
@@ -221,12 +242,3 @@ def answered_while_loading(
     finally:
         server.should_exit = True
         thread.join()
-
-
-async def _loading(scope: Scope, receive: Receive, send: Send) -> None:
-    refusal = overloaded("the model is loading", "loading")
-    refusal.headers["Connection"] = "close"
-    response = refused(refusal, scope)
-    if "text/html" in Headers(scope=scope).get("accept", ""):  # a browser, which asks again itself
-        response = Response(static_file("loading.html"), 503, refusal.headers, "text/html")
-    await response(scope, receive, send)

@@ -44,6 +44,18 @@ def test_a_browser_gets_a_page_that_waits():
     assert 'http-equiv="refresh"' in answer.text
 
 
+def test_progress_is_told_to_browsers_and_clients():
+    with listening() as (listener, address):
+        guard, log, limits = Guard("127.0.0.1"), AccessLog(), ClientLimits(connections=4)
+        doing = lambda: ("reading <weights>", 0.43)  # noqa: E731
+        with answered_while_loading(listener, guard, log, limits, doing):
+            shown = httpx.get(address, headers={"Accept": "text/html"}).text
+            told = httpx.get(address + "/v1/models").json()["error"]["message"]
+    assert 'value="0.43"' in shown
+    assert "<p>reading &lt;weights&gt;</p>" in shown
+    assert told.startswith("the model is loading: reading <weights>, 43%: try again in")
+
+
 def test_a_request_with_a_body_is_answered():
     with listening() as (listener, address), loading(listener):
         assert httpx.post(f"{address}/v1/completions", json={"prompt": "a"}).status_code == 503

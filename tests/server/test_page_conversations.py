@@ -29,11 +29,16 @@ def test_a_reload_keeps_what_was_answered_so_far(page):
     assert texts(page, ".assistant") == ["Half an"]
 
 
-def test_a_reload_gives_a_question_without_an_answer_back(page):
+def test_a_reload_keeps_a_question_without_an_answer_which_can_be_asked_again(page):
     begin(page, "first", "")
+    kept(page, "first")
     reload(page)
-    assert texts(page, ".user") == []
-    assert page.run("return document.querySelector('#text').value") == "first"
+    assert texts(page, ".user") == ["first"]
+    answering(page, "One.")
+    page.run("document.querySelector('.again').click()")
+    page.until("window.asked.length")
+    finish(page)
+    assert texts(page, ".turn") == ["first", "One."]
 
 
 def test_a_new_conversation_leaves_the_old_one_in_the_list(page):
@@ -74,13 +79,19 @@ def test_a_conversation_is_saved_as_a_file(page):
     assert page.run("return window.savedAs") == "What is 1.md"
 
 
-def test_an_answer_under_way_stays_in_its_conversation(page):
+def test_an_answer_goes_on_while_another_conversation_is_read(page):
     begin(page, "first", "Half an")
     page.run("document.querySelector('#new').click()")
-    page.until("document.querySelectorAll('#conversations .open').length === 2")
+    page.until("document.querySelectorAll('#conversations .busy').length === 1")
+    assert texts(page, ".turn") == []
+    page.run("more(' answer.')")
+    page.run("[...document.querySelectorAll('#conversations .open')].at(-1).click()")
+    page.until("document.querySelector('.assistant')?.textContent.trim() === 'Half an answer.'")
+    page.run("document.querySelector('#new').click(); more(' And more.'); end()")
+    page.until("!document.querySelector('#conversations .busy')")
     assert texts(page, ".turn") == []
     page.run("[...document.querySelectorAll('#conversations .open')].at(-1).click()")
-    assert texts(page, ".turn") == ["first", "Half an"]
+    assert texts(page, ".turn") == ["first", "Half an answer. And more."]
 
 
 def test_a_damaged_copy_is_none(page):
@@ -152,7 +163,6 @@ def test_a_stream_that_ends_early_is_shown_as_cut(page):
 def test_regenerate_asks_the_latest_question_again(page):
     converse(page, "first", "One.")
     converse(page, "second", "Two.")
-    assert page.run("return document.querySelectorAll('[aria-label=Regenerate]').length") == 1
     answering(page, "Another.")
     press(page, "Regenerate")
     page.until("asked.length")
@@ -160,6 +170,13 @@ def test_regenerate_asks_the_latest_question_again(page):
     assert [m["content"] for m in page.run("return asked[0].messages")] == [
         *("first", "One.", "second"),
     ]
+    assert texts(page, ".assistant") == ["One.", "Another."]
+    assert texts(page, ".place") == ["2 of 2"]
+    page.run("document.querySelector('[aria-label=\"Earlier version\"]').click()")
+    assert texts(page, ".assistant") == ["One.", "Two."]
+    reload(page)
+    assert texts(page, ".assistant") == ["One.", "Two."]
+    page.run("document.querySelector('[aria-label=\"Later version\"]').click()")
     assert texts(page, ".assistant") == ["One.", "Another."]
 
 
@@ -172,7 +189,7 @@ def test_an_answer_that_cannot_be_had_again_stays(page):
     assert page.run("return document.querySelector('#text').value") == ""
 
 
-def test_an_edited_question_replaces_what_follows(page):
+def test_an_edited_question_begins_a_branch_beside_the_old_one(page):
     converse(page, "first", "One.")
     converse(page, "second", "Two.")
     press(page, "Edit", 0)
@@ -183,6 +200,8 @@ def test_an_edited_question_replaces_what_follows(page):
     finish(page)
     assert [m["content"] for m in page.run("return asked[0].messages")] == ["first!"]
     assert texts(page, ".turn") == ["first!", "Eins."]
+    page.run("document.querySelector('[aria-label=\"Earlier version\"]').click()")
+    assert texts(page, ".turn") == ["first", "One.", "second", "Two."]
 
 
 def test_escape_leaves_a_message_as_it_is(page):

@@ -21,7 +21,7 @@ def client() -> TestClient:
 
 def test_everything_the_page_names_is_served_from_here(client):
     html = client.get("/").text
-    named = re.findall(r'(?:src|href)="([^"]+)"', html)
+    named = re.findall(r'(?:src|href)="([^"#]+)"', html)
     assert len(named) == 6
     for path in named:
         response = client.get(f"/{path}")

@@ -17,7 +17,7 @@ def test_settings_are_sent_where_they_were_set(page):
     converse(page, "first", "One.")
     asked = page.run("return asked[0]")
     assert [asked[name] for name in ("top_p", "top_k", "seed", "max_tokens")] == [0.9, 40, 7, 5]
-    assert asked["temperature"] == 0.5, "as it is shown: the model's own"
+    assert "temperature" not in asked, "the model's own"
     assert "min_p" not in asked
 
 
@@ -30,7 +30,7 @@ def test_a_file_becomes_a_block_of_the_message(page):
     )
     page.until("document.querySelector('#text').value")
     typed = page.run("return document.querySelector('#text').value")
-    assert typed == "a.py:\n````\n```\nx = 1\n````\n"
+    assert typed == "a.py:\n````py\n```\nx = 1\n````\n"
 
 
 def test_the_memory_is_shown_and_the_budget_changed(page):
@@ -46,48 +46,81 @@ def test_the_memory_is_shown_and_the_budget_changed(page):
     )
     page.run("document.querySelector('#toggle-engine').click()")
     page.until("document.querySelector('#bar .pinned')")
-    assert texts(page, "#legend dd") == ["500 MiB", "290 MiB", "10 MiB", "700 MiB", "400 MiB"]
+    assert texts(page, "#legend dd") == [
+        "500 MiB",
+        "90 MiB",
+        "200 MiB",
+        "10 MiB",
+        "400 MiB",
+        "700 MiB",
+    ]
     widths = page.run(
-        "return ['pinned', 'rest'].map(kind =>"
+        "return ['pinned', 'streamed'].map(kind =>"
         " document.querySelector('#bar .' + kind).getBoundingClientRect().width)"
     )
-    assert widths[0] / widths[1] == pytest.approx(500 / 290, rel=0.02)
+    assert widths[0] / widths[1] == pytest.approx(500 / 400, rel=0.02)
     page.run(
         "const budget = document.querySelector('#budget'); budget.value = 0;"
         "budget.dispatchEvent(new Event('input')); budget.dispatchEvent(new Event('change'))"
     )
     page.until("posted.length")
     assert page.run("return posted") == [{"memory_budget": 300 << 20}]
-    page.until("document.querySelector('#budget-size').textContent === '300 MiB'")
+    page.until("document.querySelector('#budget-size').textContent === 'Budget: 300 MiB'")
 
 
-def test_the_panel_tells_of_the_latest_answer(page):
+PASSES = [
+    [("One", "target", 0)],
+    [(" two", "draft", 1), (" three", "draft", 1), (" four", "target", 1)],
+    [(" five", "lookup", 2), (".", "target", 2)],
+]
+
+
+def test_passes_of_an_answer_are_columns_that_tell_their_words(page):
     begin(page, "first", "")
     page.run(
-        "const counted = (tokens, accepted, seconds, bytes, stalls) =>"
-        " `# HELP edgespec_generated_tokens_total x.\\n"
-        "edgespec_generated_tokens_total ${tokens}\\nedgespec_accepted_tokens_total ${accepted}\\n"
-        "edgespec_decode_seconds_total ${seconds}\\nedgespec_read_bytes_total ${bytes}\\n"
-        "edgespec_stall_seconds_total ${stalls}\\n`;"
-        "window.counts = [counted(10, 0, 1, 0, 0), counted(1010, 750, 5, 2 ** 31, 1.5)];"
-        "const answers = window.fetch;"
+        "const counted = bytes => `edgespec_read_bytes_total ${bytes}\\n"
+        "edgespec_stall_seconds_total ${bytes / 2 ** 31}\\n`;"
+        "window.counts = [0, 2 ** 31]; const answers = window.fetch;"
         f"const report = {json.dumps(json.dumps(BUDGET))};"
         "window.fetch = async (path, options) =>"
-        " path === 'metrics' ? new Response(counts.shift())"
+        " path === 'metrics' ? new Response(counted(counts[1] ? counts.shift() : counts[0]))"
         " : path === 'v1/budget' ? new Response(report) : answers(path, options);"
     )
     finish(page)
     page.run("document.querySelector('#toggle-engine').click()")
-    page.until("document.querySelector('#bar .pinned')")
+    page.until("document.querySelector('#parts .pinned')")
+    page.run("counts = [0, 2 ** 31]")
     ask(page, "second")
     page.until("window.asked.length === 2")
-    page.run("more('Two.')")
+    for tokens in PASSES:
+        told = [{"text": text, "by": by, "pass": place} for text, by, place in tokens]
+        text = "".join(text for text, *_ in tokens)
+        page.run(
+            f"tell({{choices: [{{delta: {{content: {text!r}}}, origins: {json.dumps(told)}}}]}})"
+        )
     finish(page)
-    page.until("document.querySelector('#latest').textContent")
-    assert texts(page, "#latest") == [
-        "Latest answer: 250 tokens a second, 4.0 a pass, 75 % guessed, "
-        "2.0 GiB read, 1.5 s waited for them."
+    page.until("document.querySelectorAll('.column').length === 3")
+    heights = page.run(
+        "return [...document.querySelectorAll('.column')].map(one =>"
+        " [...one.children].reduce((sum, part) => sum + part.getBoundingClientRect().height, 0))"
+    )
+    assert heights[1] / heights[0] == pytest.approx(3, rel=0.05)
+    assert heights[2] / heights[0] == pytest.approx(2, rel=0.05)
+    page.run("document.querySelector('#passes').focus()")
+    for _ in range(2):
+        page.write("#passes", "\ue012")  # left
+    assert texts(page, "#pass") == [
+        "Pass 2, 3 tokens: “ two three four” (the draft model, the model itself)"
     ]
+    page.until("/2.0 GiB/.test(document.querySelector('#figures').textContent)")
+    figures = page.run("return document.querySelector('#figures').innerText.split('\\n')")
+    shown = dict(zip(figures[::2], figures[1::2], strict=True))
+    assert shown["tokens a pass"] == "2.0"
+    assert shown["guessed right"] == "50 %"
+    assert shown["a second without guesses"] == "4.0"
+    page.run("document.querySelector('#toggle-engine').click()")
+    n_asked = page.run("return counts.length")
+    assert n_asked == 1
 
 
 def test_a_message_is_copied_as_it_was_written(page):

@@ -123,6 +123,7 @@ def test_a_displayed_fraction_is_larger_than_one_in_a_line(page):
 def test_guessed_words_are_tinted_by_source_and_as_they_were_then(page):
     converse(page, "", ORIGINS)
     assert page.run("return document.querySelectorAll('.assistant .by').length") == 0
+    page.run("document.querySelector('#toggle-engine').click()")
     page.run("document.querySelector('#toggle-guesses').click()")
     spans = "[...document.querySelectorAll('.assistant .by')]"
     assert page.run(f"return {spans}.map(e => [e.textContent, e.className.slice(3)])") == [
@@ -130,7 +131,7 @@ def test_guessed_words_are_tinted_by_source_and_as_they_were_then(page):
     ]
     colours = page.run(f"return {spans}.map(e => getComputedStyle(e).backgroundColor)")
     assert len(set(colours)) == 4
-    legend = page.run("return document.querySelector('#guesses-legend').textContent")
+    legend = page.run("return document.querySelector('#sources').textContent")
     assert "the draft model 27 %" in legend
     page.run("document.querySelector('#toggle-guesses').click()")
     assert page.run("return document.querySelector('.assistant').textContent.trim()") == (
@@ -165,10 +166,10 @@ def test_every_text_has_the_contrast_of_wcag_aa(page, theme, width):
 def pressed(page, key: str) -> None:
     """Press a key where the focus is."""
     for kind in ("rawKeyDown", "keyUp"):
-        codes = {"Tab": 9, "Enter": 13, "Escape": 27}
+        codes = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32}
         parameters = {"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
-        if key == "Enter" and kind == "rawKeyDown":
-            parameters |= {"type": "keyDown", "text": "\r"}
+        if key in "Enter " and kind == "rawKeyDown":
+            parameters |= {"type": "keyDown", "text": key.replace("Enter", "\r")}
         page._devtools("Input.dispatchKeyEvent", parameters)
 
 
@@ -177,7 +178,7 @@ def walk_to(page, label: str) -> None:
     for _ in range(40):
         named = page.run(
             "const e = document.activeElement;"
-            "return e.getAttribute('aria-label') || e.textContent.trim()"
+            "return e.getAttribute('aria-label') || (e.labels?.[0] || e).textContent.trim()"
         )
         if named == label:
             return
@@ -207,9 +208,10 @@ def test_everything_can_be_done_by_keyboard(page):
     pressed(page, "Escape")
     page.until("!document.querySelector('#send').hidden")
     assert page.run("return document.querySelector('.assistant').textContent.trim()") == "Two"
-    for name in ("Guesses", "Memory"):
-        walk_to(page, name)
-        pressed(page, "Enter")
+    walk_to(page, "Under the hood")
+    pressed(page, "Enter")
+    walk_to(page, "Colour the words of answers likewise")
+    pressed(page, " ")
     assert page.run("return document.body.classList.contains('guesses')")
     assert not page.run("return document.querySelector('#engine').hidden")
     walk_to(page, "Rename")
@@ -235,7 +237,8 @@ def test_what_has_the_focus_is_seen(page):
     for _ in range(16):
         pressed(page, "Tab")
         named, style, opacity = page.run(
-            "const e = document.activeElement, s = getComputedStyle(e);"
+            "const e = document.activeElement;"
+            "const s = getComputedStyle(e.id === 'text' ? e.closest('#composer') : e);"
             "return [e.id || e.className || e.tagName, s.outlineStyle, s.opacity]"
         )
         if named != "BODY" and (style == "none" or float(opacity) < 1):

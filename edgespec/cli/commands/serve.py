@@ -137,7 +137,8 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         listener = stack.enter_context(_listening(guard.host, told.port))
         args.keeps_one_text_fast = True
         args.body_bytes = guard.max_body_bytes or 0
-        with lifetime.answered_while_loading(listener, guard, log, lifetime.CLIENT_LIMITS):
+        limits = lifetime.CLIENT_LIMITS
+        with lifetime.answered_while_loading(listener, guard, log, limits, lambda: console.doing):
             opened = (_one if is_one(args) else _several)(args, console, template, stack)
             server = lifetime.Server(
                 guard=replace(guard, max_body_bytes=opened.body_bytes or guard.max_body_bytes),

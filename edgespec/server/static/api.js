@@ -1,31 +1,52 @@
 /* Talks with the server that the page came from. Knows requests and events, and no elements. */
 
 let key = "";
+const GONE = "The server does not answer. Is it still running?";
 
-/* The response; asks for the API key where the server wants one. */
-export async function ask(path, options = {}) {
+/* The response; asks for the API key where the server wants one, and waits while its model is loaded: `onWait` is
+   told the server's words about that. */
+export async function ask(path, options = {}, onWait = () => {}) {
   for (;;) {
     const headers = { "Content-Type": "application/json" };
     if (key) headers.Authorization = "Bearer " + key;
-    const response = await fetch(path, { ...options, headers });
-    if (response.status !== 401) return response;
-    key = prompt("This server wants its API key:") || "";
-    if (!key) return response;
+    let response;
+    try {
+      response = await fetch(path, { ...options, headers });
+    } catch (error) {
+      throw error instanceof TypeError ? new Error(GONE) : error;
+    }
+    if (response.status === 503) {
+      const { error } = await response.clone().json().catch(() => ({}));
+      if (error?.code !== "loading") return response;
+      onWait(error.message);
+      await new Promise(resolve => setTimeout(resolve, 1000));
+      options.signal?.throwIfAborted();
+    } else if (response.status === 401) {
+      key = prompt("This server wants its API key:") || "";
+      if (!key) return response;
+    } else {
+      return response;
+    }
   }
 }
 
-/* The contents of a response's events; comments, which keep the connection alive, are skipped. */
+/* The contents of a response's events, and its comments, which tell how far a model is loaded. A connection that
+   breaks ends them as one that was closed does. */
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reader.read().catch(error => {
+      if (error.name === "AbortError") throw error;
+      return { done: true };
+    });
     if (done) return;
     held += value;
     let end;
     while ((end = held.indexOf("\n\n")) >= 0) {
       const event = held.slice(0, end);
       held = held.slice(end + 2);
+      if (event.startsWith(": ")) yield { comment: event.slice(2) };
       if (!event.startsWith("data: ")) continue;
       const data = event.slice(6);
       if (data === "[DONE]") return;

@@ -1,51 +1,94 @@
 /* The page to chat: conversations with the server that it came from. */
 
 import { ask, errorOf, events } from "./api.js";
-import { Conversation, SAMPLING, newId, readAll, remember, remembered } from "./conversation.js";
+import { Conversation, SAMPLING, attempt, exported, newId, readAll, remember, remembered, takeIn } from "./conversation.js";
 import * as engine from "./engine.js";
 import { download, drawLibrary } from "./library.js";
-import { addOrigins, legend } from "./origins.js";
+import { addOrigins, element } from "./origins.js";
 import { Shown, clear, copy, showError, staying, toEnd } from "./view.js";
 
 const MOST_ATTACHED = 256 * 1024;  /* bytes of a file that becomes text of a message */
 const MOST_CONTINUED = 256;  /* tokens; a text has no end of its own, and goes on when asked */
+const THEMES = ["system", "light", "dark"];
+const IDEAS = ["Explain how a refrigerator works, in five sentences.",
+  "Write a Python function that tells whether a word is a palindrome, with tests.",
+  "Compare tea and coffee in a table: origin, caffeine, taste."];
+const BEGINNINGS = ["def is_palindrome(word):\n", "Once upon a time", "The three most important inventions are"];
 const $ = id => document.getElementById(id);
 const number = value => value.toLocaleString("en");
 let conversation = new Conversation();
+const alive = new Map();  /* conversations of this tab by id: the one that is shown, and those that are answered */
+let model = {};        /* what the server tells of the model */
 let named = "";        /* the model that requests name, where there are several */
-let edited = null;     /* the place of the message that is being edited */
-let contextLength = Infinity;
-let defaults = { temperature: 0 };  /* the model's own sampling */
-
+let edited = null;     /* the message that is being edited */
 let showing = null;    /* the answer that grows, on the page */
 
-/* Draws the whole conversation; only its latest answer can be written again. */
+/* Draws the whole conversation, and what its latest answer came to. */
 function draw() {
+  const { path, growing } = conversation;
   clear();
-  const { messages } = conversation, last = messages.length - 1;
-  messages.forEach((message, place) => {
-    const actions = { Copy: button => copy(message.content, button) };
-    if (message.role === "user") actions.Edit = () => edit(place);
-    else if (place === last) actions.Regenerate = regenerate;
-    new Shown(message, conversation.converses).offer(actions);
-  });
-  drawLegend();
+  showing = null;
+  if (!path.length && !growing) showStart();
+  for (const message of path) {
+    const shown = new Shown(message, conversation.converses, message === growing?.message);
+    if (message === growing?.message) showing = shown;
+    else offer(shown);
+  }
+  if (growing) showing ||= new Shown(growing.message, conversation.converses, true);
+  else if (conversation.failure) showFailure();
+  else if (path.at(-1)?.role === "user") showError("This message has no answer yet.", "Ask again", () => answer(conversation));
+  engine.watch(growing?.message || path.findLast(({ role }) => role === "assistant") || null);
+  setRunning(Boolean(growing));
+  tell(conversation);
   keep();
 }
 
-function drawLegend() {
-  const runs = conversation.messages.map(message => message.origins || []);
-  $("guesses-legend").replaceChildren(...legend(runs));
+function offer(shown) {
+  const { message } = shown, mine = conversation;
+  const actions = [["Copy", "copy", button => copy(message.content, button)]];
+  if (message.role === "user") actions.push(["Edit", "pencil", () => edit(message)]);
+  else actions.push(["Regenerate", "refresh-cw", () => regenerate(message)]);
+  shown.offer(actions, mine.versions(message), version => {
+    if (mine.growing) return;
+    mine.failure = "";
+    mine.choose(version);
+    staying(draw);
+  });
+}
+
+function showFailure() {
+  const mine = conversation, last = mine.path.at(-1);
+  if (last?.role === "user") showError(mine.failure, "Ask again", () => answer(mine));
+  else if (last?.isCut) showError(mine.failure, "Go on", () => answer(mine, last));
+  else showError(mine.failure);
+}
+
+/* What is here, and what can be tried. */
+async function showStart() {
+  const part = $("start").content.cloneNode(true), fit = part.querySelector(".fit");
+  part.querySelector("h2").textContent = model.id || "";
+  part.querySelector("ul").append(...(conversation.converses ? IDEAS : BEGINNINGS).map(idea => {
+    const item = document.createElement("li"), button = element("button", "idea", idea);
+    button.type = "button";
+    button.addEventListener("click", () => send(idea));
+    item.append(button);
+    return item;
+  }));
+  clear(part);
+  const memory = await engine.memory().catch(() => null), { size, rate } = engine;
+  const named = model.size_bytes ? size(model.size_bytes) : "The model";
+  if (!memory) fit.textContent = model.size_bytes ? `${named} of weights.` : "";
+  else if (memory.streamed_bytes) {
+    const share = memory.pinned_bytes / (memory.pinned_bytes + memory.streamed_bytes);
+    fit.textContent = `${named} in ${size(memory.budget_bytes)} of memory: ${Math.round(100 * share)} % stays, the rest streams.`;
+  } else fit.textContent = `${named} in a budget of ${size(memory.budget_bytes)}: all of it stays in memory.`;
+  if (memory?.plain_token_s) fit.textContent += ` About ${rate(1 / memory.plain_token_s)} tokens a second, more with guesses.`;
 }
 
 /* Tints what was guessed, and by whom, or shows answers as they are meant to be read. */
 function toggleGuesses() {
-  const isOn = document.body.classList.toggle("guesses");
-  $("toggle-guesses").setAttribute("aria-pressed", String(isOn));
-  $("guesses-legend").hidden = !isOn;
-  if (conversation.running) showing?.draw();
-  else draw();
-  drawLegend();
+  document.body.classList.toggle("guesses", $("toggle-guesses").checked);
+  staying(draw);
 }
 
 /* Keeps a conversation, and shows the list as it is then. */
@@ -57,29 +100,31 @@ async function keep(one = conversation) {
 }
 
 function list() {
-  drawLibrary(conversation, { open, rename, save, remove });
+  drawLibrary(conversation, alive, { open, rename, save, remove });
 }
 
 /* Takes in what another tab has kept. */
 function heard(copy) {
-  if (copy.id === conversation.id && copy.messages) {
-    conversation.take(copy);
-    if (!conversation.running && edited === null) staying(draw);
+  const mine = alive.get(copy.id);
+  if (mine && copy.messages) {
+    const shown = mine.head;
+    mine.take(copy);
+    if (mine === conversation && !mine.growing && edited === null) {
+      if (shown !== mine.head) mine.failure = "";
+      staying(draw);
+    }
   }
   list();
 }
 
-/* Shows another conversation; an answer under way ends. */
+/* Shows another conversation; an answer under way goes on. */
 function open(other) {
-  if (other !== conversation) {
-    conversation.running?.abort();
-    keep(conversation);
-    conversation = other;
-  }
   endEditing();
-  $("state").textContent = "";
+  keep(conversation);
+  if (!conversation.growing) alive.delete(conversation.id);
+  conversation = other;
+  alive.set(other.id, other);
   $("unkept").hidden = true;
-  setRunning(false);
   showSettings();
   remember(conversation);
   draw();
@@ -100,124 +145,144 @@ function save(one) {
 async function remove(one) {
   if (one.messages.length && !confirm(`Delete “${one.title}”?`)) return;
   await one.forget();
-  if (one === conversation) open(fresh());
+  alive.delete(one.id);
+  if (one === conversation) open(new Conversation({ converses: one.converses }));
   else list();
 }
 
-const fresh = given => new Conversation({ converses: conversation.converses }, given);
+/* Sends a message: the next one, or another version of one that was there. */
+function send(text) {
+  const parent = edited ? edited.parent : conversation.head;
+  endEditing();
+  conversation.add({ id: newId(), parent, role: "user", content: text });
+  answer(conversation);
+}
 
-/* Asks a question behind `earlier` messages. With the first word of the answer, both take the place of
-   those that were there; without an answer these stay. `mine` is the conversation; another may have
-   taken its place since. */
-async function converse(question, earlier, isRepeated = false) {
-  const mine = conversation, { converses } = mine;
-  const isCurrent = () => mine === conversation;
-  const replaced = mine.messages.filter(message => !earlier.includes(message)).map(({ id }) => id);
-  const asked = { id: newId(), role: "user", content: question };
-  const answer = { id: newId(), role: "assistant", content: "", reasoning: "", origins: [] };
-  if (!isRepeated) remember(mine, question);
-  mine.running = new AbortController();
-  mine.changed = Date.now();
-  keep();
-  clear();
-  for (const message of [...earlier, asked]) new Shown(message, converses);
+/* Asks for what follows the newest message, or for the rest of an answer that was cut: `message` grows wherever
+   the reader is meanwhile. */
+async function answer(mine, message = null) {
+  if (mine.growing) return;
+  const asked = mine.path, { converses } = mine, controller = new AbortController();
+  const begun = message?.content.length || 0;
+  message ||= { id: newId(), parent: mine.head, role: "assistant", content: "", reasoning: "", origins: [] };
+  mine.growing = { message, controller };
+  mine.failure = "";
+  const meter = new Meter(mine, message);
+  let reason = "";
+  draw();
   toEnd();
-  const shown = showing = new Shown(answer, converses, true);
-  const meter = new Meter();
-  let reason = "", failure = "";
-  setRunning(true);
   await engine.answerBegins();
   try {
-    const body = mine.request([...earlier, asked], $("temperature").valueAsNumber, MOST_CONTINUED, named);
-    const options = { method: "POST", body, signal: mine.running.signal };
-    const response = await ask(converses ? "v1/chat/completions" : "v1/completions", options);
+    const options = { method: "POST", body: mine.request(asked, MOST_CONTINUED, named), signal: controller.signal };
+    const response = await ask(converses ? "v1/chat/completions" : "v1/completions", options, words => meter.says(words));
     if (!response.ok) throw new Error(await errorOf(response));
     for await (const chunk of events(response)) {
-      if (!isCurrent()) break;
       if (chunk.error) throw new Error(chunk.error.message);
-      if (chunk.prompt_progress) meter.reads(chunk.prompt_progress);
-      if (chunk.usage) meter.ends(chunk.usage);
-      for (const choice of chunk.choices) {
+      meter.hears(chunk);
+      for (const choice of chunk.choices || []) {
         const delta = choice.delta || { content: choice.text };
-        if (delta.content && !answer.content) {
-          mine.messages = [...mine.messages.filter(({ id }) => !replaced.includes(id)), asked, answer];
-          remember(mine);
-        }
-        answer.content += delta.content || "";
-        answer.reasoning += delta.reasoning_content || "";
-        addOrigins(answer.origins, choice.origins);
-        if (delta.content || delta.reasoning_content) {
-          meter.writes();
-          shown.grow();
-          mine.keepSoon();
-        }
+        if ((delta.content || delta.reasoning_content) && !mine.messages.includes(message)) mine.add(message);
+        message.content += delta.content || "";
+        message.reasoning += delta.reasoning_content || "";
+        addOrigins(message.origins, choice.origins);
+        if (delta.content || delta.reasoning_content) grow(mine, meter, choice.origins?.length || 1);
         reason = choice.finish_reason || reason;
       }
     }
-    if (!reason && isCurrent()) failure = "The answer was cut off: the connection to the server ended.";
-    else if (!answer.content) failure = "The model answered nothing.";
+    if (!reason) mine.failure = "The answer was cut off: the connection to the server ended.";
+    else if (message.content.length === begun) mine.failure = "The model answered nothing.";
+    else if (converses && reason === "length") {
+      mine.failure = meter.nTokens >= (model.context_length ?? Infinity)
+        ? "The context is full: a new conversation has room."
+        : "The answer was cut off: the server or its settings allow no more tokens or time.";
+    }
   } catch (error) {
-    if (error.name !== "AbortError") failure = error.message;
+    if (error.name !== "AbortError") mine.failure = error.message;
   }
-  mine.running = null;
-  if (!isCurrent()) return keep(mine);  /* what there was of the answer stays in its conversation */
-  remember(mine);
-  setRunning(false);
-  draw();
-  if (failure) showError(failure);
-  else if (converses && reason === "length") {
-    showError(meter.nTokens >= contextLength
-      ? "The context is full: a new conversation has room."
-      : "The answer was cut off: the server allows no more tokens or time.");
+  message.isCut = reason !== "stop";
+  end(mine, meter);
+}
+
+function grow(mine, meter, nTokens) {
+  meter.writes(nTokens);
+  mine.keepSoon();
+  if (mine !== conversation) return;
+  if (!showing) draw();
+  showing.grow();
+  engine.answerGrows();
+}
+
+function end(mine, meter) {
+  const { message } = mine.growing;
+  mine.growing = null;
+  mine.changed = Date.now();
+  const old = mine.messages.findLast(one => one.parent === mine.head);
+  if (old) mine.choose(old);  /* there is no other version: the one that was there stays */
+  if (!meter.nTokens) mine.state = message.isCut && message.content ? "stopped" : "";
+  if (mine !== conversation) {
+    alive.delete(mine.id);
+    keep(mine);
+    return;
+  }
+  if (message.content && mine.path.includes(message)) {  /* what is read stays as it is */
+    showing.end();
+    offer(showing);
+    if (mine.failure) showFailure();
+    setRunning(false);
+    tell(mine);
+    keep();
+  } else {
+    draw();
   }
   engine.answerEnds();
   if (named) learn().catch(() => {});
-  if (!meter.nTokens) $("state").textContent = answer.content ? "stopped" : "";
-  if (!answer.content && !isRepeated) giveBack(question);
-  $("text").focus();
-}
-
-/* A question that got no answer is not lost: it can be changed and asked again. */
-function giveBack(question) {
-  const typed = $("text").value;
-  $("text").value = typed ? question + "\n" + typed : question;
 }
 
 /* Tells what the server does: how much of the prompt is read, and how fast it writes. */
 class Meter {
-  constructor() {
-    this.nWritten = 0;
-    this.nTokens = 0;
-    this.beganMs = 0;
-    $("progress").hidden = true;
-    $("state").textContent = "waiting for the server";
+  constructor(mine, message) {
+    Object.assign(this, { mine, message, nTokens: 0, nWritten: 0, nFirst: 0, beganMs: 0 });
+    this.says("waiting for the server");
   }
 
-  reads({ processed, total }) {
-    $("progress").hidden = false;
-    $("progress").value = processed / total;
-    $("state").textContent = `reading the prompt: ${number(processed)} of ${number(total)} tokens`;
+  says(words, share = -1) {
+    Object.assign(this.mine, { state: words, share });
+    tell(this.mine);
   }
 
-  writes() {
-    $("progress").hidden = true;
-    this.beganMs = this.beganMs || performance.now();
-    this.nWritten += 1;
-    $("state").textContent = `writing${this.speed(this.nWritten)}`;
-  }
-
-  ends({ prompt_tokens: nRead, completion_tokens: nWritten }) {
+  hears({ comment, prompt_progress: read, usage }) {
+    if (comment && comment !== "waiting") this.says(comment, parseFloat(/(\d+)%/.exec(comment)?.[1]) / 100);
+    if (read) {
+      const { processed, total } = read;
+      this.says(`reading the prompt: ${number(processed)} of ${number(total)} tokens`, processed / total);
+    }
+    if (!usage) return;
+    const { prompt_tokens: nRead, completion_tokens: nWritten } = usage;
     this.nTokens = nRead + nWritten;
-    $("state").textContent =
-      `${number(nRead)} tokens read, ${number(nWritten)} written${this.speed(nWritten)}`;
+    this.says(`${number(nRead)} tokens read, ${number(nWritten)} written${this.speed(nWritten)}`);
   }
 
-  /* The first token's time belongs to the prompt. */
+  writes(nTokens) {
+    this.beganMs ||= performance.now();
+    this.nFirst ||= nTokens;
+    this.nWritten += nTokens;
+    this.says(`writing${this.speed(this.nWritten)}`);
+  }
+
+  /* The first tokens' time belongs to the prompt. */
   speed(nWritten) {
     const seconds = (performance.now() - this.beganMs) / 1000;
-    if (!this.beganMs || nWritten < 2 || seconds <= 0) return "";
-    return `, ${engine.rate((nWritten - 1) / seconds)} tokens a second`;
+    if (!this.beganMs || nWritten <= this.nFirst || seconds <= 0) return "";
+    this.message.speed = (nWritten - this.nFirst) / seconds;
+    return `, ${engine.rate(this.message.speed)} tokens a second`;
   }
+}
+
+function tell(mine) {
+  if (mine !== conversation) return;
+  $("state").textContent = mine.state;
+  $("progress").hidden = !(mine.growing && mine.share >= 0);
+  $("progress").value = mine.share || 0;
 }
 
 /* Opens or closes the list on a narrow window, with the focus in what is seen. */
@@ -231,27 +296,26 @@ function setRunning(isRunning) {
   document.body.classList.toggle("running", isRunning);
   $("send").hidden = isRunning;
   $("stop").hidden = !isRunning;
-  $("progress").hidden = true;
 }
 
-function stop() {
-  if (conversation.running) conversation.running.abort();
-}
+const stop = () => conversation.growing?.controller.abort();
 
-function regenerate() {
-  const { messages, running } = conversation;
-  if (running || messages.length < 2) return;
+/* Another version of an answer; the old one stays. */
+function regenerate({ parent }) {
+  if (conversation.growing) return;
   endEditing();
-  converse(messages.at(-2).content, messages.slice(0, -2), true);
+  conversation.head = parent;
+  answer(conversation);
 }
 
-function edit(place) {
-  if (conversation.running) return;
+function edit(message) {
+  if (conversation.growing || !message) return;
   endEditing();
-  edited = place;
+  edited = message;
+  const place = conversation.path.findIndex(({ id }) => id === message.id);
   $("log").children[place].classList.add("edited");
   $("editing").hidden = false;
-  $("text").value = conversation.messages[place].content;
+  $("text").value = message.content;
   $("text").focus();
 }
 
@@ -263,45 +327,101 @@ function endEditing() {
   for (const one of $("log").querySelectorAll(".edited")) one.classList.remove("edited");
 }
 
+/* On a phone Enter breaks the line: its keyboard has no Shift+Enter. */
+const isPhone = () => matchMedia("(pointer: coarse)").matches;
+
 $("form").addEventListener("submit", event => {
   event.preventDefault();
   const text = conversation.converses ? $("text").value.trim() : $("text").value;
-  if (!text || conversation.running) return;
-  const earlier = conversation.messages.slice(0, edited ?? undefined);
-  endEditing();
+  if (!text || conversation.growing) return;
   $("text").value = "";
-  converse(text, earlier);
+  send(text);
 });
 $("text").addEventListener("keydown", event => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !isPhone()) {
     event.preventDefault();
     $("form").requestSubmit();
+  } else if (event.key === "ArrowUp" && !$("text").value) {
+    event.preventDefault();
+    edit(conversation.path.findLast(({ role }) => role === "user"));
   }
 });
 document.addEventListener("keydown", event => {
   if (event.key !== "Escape" || event.isComposing) return;
   if (document.body.classList.contains("listing")) showList(false);
-  else if (conversation.running) stop();
+  else if ($("settings").open) closeSettings();
+  else if (conversation.growing) stop();
   else endEditing();
+});
+
+function closeSettings() {
+  $("settings").open = false;
+  $("settings").firstElementChild.focus();
+}
+
+document.addEventListener("pointerdown", ({ target }) => {
+  if (!$("settings").contains(target)) $("settings").open = false;
 });
 $("stop").addEventListener("click", stop);
 $("new").addEventListener("click", () => {
-  const { system, sampling } = conversation;
-  open(fresh({ system, sampling: { ...sampling } }));
+  const { converses, system, sampling } = conversation, other = new Conversation({ converses });
+  open(Object.assign(other, { system, sampling: { ...sampling } }));
 });
 $("open-library").addEventListener("click", () => showList(true));
 $("close-library").addEventListener("click", () => showList(false));
-$("toggle-guesses").addEventListener("click", toggleGuesses);
+$("search").addEventListener("input", list);
+$("toggle-guesses").addEventListener("change", toggleGuesses);
 $("toggle-engine").addEventListener("click", () => engine.show($("engine").hidden));
-$("attach").addEventListener("click", () => $("files").click());
-$("files").addEventListener("change", async () => {
-  for (const file of $("files").files) {
+$("export").addEventListener("click", () => download("conversations.json", exported(), "application/json"));
+$("import").addEventListener("click", () => $("imported").click());
+$("imported").addEventListener("change", async () => {
+  try {
+    for (const file of $("imported").files) await takeIn(await file.text());
+  } catch (error) {
+    showError(error.message);
+  }
+  $("imported").value = "";
+  list();
+});
+
+/* Files come into the message by choice, by dropping and by pasting them. */
+async function attachAll(files) {
+  for (const file of files) {
     if (file.size > MOST_ATTACHED) showError(`${file.name} is larger than 256 KiB: attach a part of it.`);
     else attach(file.name, await file.text());
   }
-  $("files").value = "";
   $("text").focus();
+}
+
+$("attach").addEventListener("click", () => $("files").click());
+$("files").addEventListener("change", async () => {
+  await attachAll($("files").files);
+  $("files").value = "";
 });
+$("text").addEventListener("paste", event => {
+  if (!event.clipboardData.files.length) return;
+  event.preventDefault();
+  attachAll(event.clipboardData.files);
+});
+for (const kind of ["dragover", "dragleave", "drop"]) {
+  document.addEventListener(kind, event => {
+    if (!event.dataTransfer?.types.includes("Files")) return;
+    event.preventDefault();
+    document.body.classList.toggle("dropping", kind === "dragover");
+    if (kind === "drop") attachAll(event.dataTransfer.files);
+  });
+}
+
+/* Puts a file into the message, as a block of code in its language that its contents cannot end. */
+function attach(name, text) {
+  if (text.includes("\0")) return showError(`${name} is no text.`);
+  const longest = Math.max(2, ...[...text.matchAll(/`+/g)].map(([run]) => run.length));
+  const fence = "`".repeat(longest + 1), ending = name.split(".").at(-1).toLowerCase();
+  const language = hljs.getLanguage(ending) ? ending : "";
+  const typed = $("text").value;
+  $("text").value = `${typed}${typed && "\n"}${name}:\n${fence}${language}\n${text.trimEnd()}\n${fence}\n`;
+}
+
 $("system").addEventListener("input", () => {
   conversation.system = $("system").value;
   keep();
@@ -314,93 +434,81 @@ for (const name of SAMPLING) {
     keep();
   });
 }
-
-/* Puts a file into the message, as a block of code that its contents cannot end. */
-function attach(name, text) {
-  if (text.includes("\0")) return showError(`${name} is no text.`);
-  const longest = Math.max(2, ...[...text.matchAll(/`+/g)].map(([run]) => run.length));
-  const fence = "`".repeat(longest + 1);
-  const typed = $("text").value;
-  $("text").value = `${typed}${typed && "\n"}${name}:\n${fence}\n${text.trimEnd()}\n${fence}\n`;
-}
+$("reset").addEventListener("click", () => {
+  conversation.sampling = {};
+  showSettings();
+  keep();
+});
 
 /* Shows the conversation's settings; what it does not set is the model's own. */
 function showSettings() {
   for (const name of SAMPLING) {
-    const value = conversation.sampling[name] ?? defaults[name];
-    $(name).value = value === undefined ? "" : String(value);
+    $(name).value = conversation.sampling[name] ?? "";
+    const own = model.sampling?.[name];
+    if (own !== undefined) $(name).placeholder = String(own);
   }
   $("system").value = conversation.system;
-  $("settings").open = Boolean(conversation.system);
 }
+
+function showTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  $("theme").title = `Theme: ${theme}`;
+  $("theme").setAttribute("aria-label", $("theme").title);
+}
+
+$("theme").addEventListener("click", () => {
+  const theme = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length];
+  showTheme(theme);
+  attempt(() => localStorage.setItem("edgespec theme", theme));
+});
 
 /* A conversation, or a text that goes on where the model has no chat template. */
 function showKind(converses) {
-  $("text").placeholder = converses
-    ? "Write a message; Enter sends, Shift+Enter breaks the line"
-    : "Write the beginning of a text; Enter continues it, Shift+Enter breaks the line";
-  $("send").textContent = converses ? "Send" : "Continue";
+  $("text").placeholder = converses ? "Write a message" : "Write the beginning of a text";
+  $("send").setAttribute("aria-label", converses ? "Send" : "Continue");
   $("note").hidden = converses;
-  $("system").hidden = !converses;
+  $("instructions").hidden = !converses;
 }
 
 /* Talks with a model from now on. One that is not loaded says only then whether it converses. */
-function use(model) {
-  const converses = model.chat ?? true;
-  $("name").textContent = document.title = model.id;
-  contextLength = model.context_length ?? Infinity;
-  defaults = { temperature: 0, ...model.sampling };
+function use(one) {
+  const converses = one.chat ?? true;
+  model = one;
+  $("name").textContent = document.title = one.id;
   showKind(converses);
-  if (converses !== conversation.converses) {
-    conversation.running?.abort();
-    keep(conversation);
-    conversation = new Conversation({ converses });
-  }
-  if (!conversation.messages.length) {
-    let question;
-    [conversation, question] = remembered(converses);
-    if (question) giveBack(question);
-  }
-  remember(conversation);
-  showSettings();
-  draw();
-  toEnd();
+  if (!conversation.messages.length || converses !== conversation.converses) open(remembered(converses));
+  else open(conversation);
 }
 
 async function writingModels() {
   const { data } = await (await ask("v1/models")).json();
-  return data.filter(model => model.kind !== "embedding");
+  return data.filter(one => one.kind !== "embedding");
 }
 
 /* Begins with the model that is loaded; several models are a choice. */
 async function begin() {
   const [models] = await Promise.all([writingModels(), readAll(heard)]);
-  const first = models.find(model => model.status?.value === "loaded") || models[0];
+  const first = models.find(one => one.status?.value === "loaded") || models[0];
   if (models.length > 1) {
     named = first.id;
     $("model").replaceChildren(...models.map(({ id }) => new Option(id, id, false, id === named)));
     $("model").hidden = false;
-    $("name").hidden = true;
+    $("name").classList.add("heard");
   }
   use(first);
 }
 
-async function chosen() {
-  return (await writingModels()).find(model => model.id === named);
-}
-
-async function chooseModel() {
-  named = $("model").value;
-  use(await chosen());
-}
-
 /* What a model says of itself once it is loaded. */
 async function learn() {
-  const model = await chosen();
-  if (model.chat === false && conversation.converses) return use(model);
-  contextLength = model.context_length ?? Infinity;
-  defaults = { temperature: 0, ...model.sampling };
+  const one = (await writingModels()).find(({ id }) => id === named);
+  if (one.chat === false && conversation.converses) return use(one);
+  model = one;
+  showSettings();
 }
 
-$("model").addEventListener("change", chooseModel);
-begin().catch(() => {});
+$("model").addEventListener("change", async () => {
+  named = $("model").value;
+  use((await writingModels()).find(({ id }) => id === named));
+});
+showTheme(attempt(() => localStorage.getItem("edgespec theme")) || "system");
+begin().catch(error => showError(error.message, "Try again", () => location.reload()));

@@ -1,11 +1,12 @@
 /* Conversations, and their copies in the browser's database, which its tabs share: a tab adds what it has
-   changed to what is there, and hears of what others keep. Knows no elements. */
+   changed to what is there, and hears of what others keep. Messages are a tree, whose branches are versions of
+   a question or an answer; none is ever removed. Knows no elements. */
 
 const CURRENT = "edgespec current";   /* of this tab, so that a reload finds its conversation */
 const STORE = "conversations";
 const TITLE_LENGTH = 40;
 const SOON_MS = 300;  /* between two copies of an answer that grows */
-const FIELDS = ["name", "system", "sampling"];
+const FIELDS = ["name", "system", "sampling", "head"];
 export const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens"];
 
 const copies = new Map();  /* by id, as they were when they were read last */
@@ -16,6 +17,10 @@ const database = new Promise((resolve, reject) => {
   opening.onsuccess = () => resolve(opening.result);
   opening.onerror = () => reject(opening.error);
 });
+database.catch(() => {});  /* whoever keeps something is told */
+
+/* What a storage that may be forbidden gives. */
+export const attempt = act => { try { return act(); } catch { return null; } };
 
 /* Does something with the store; what it gives is there when all of it is kept. */
 async function withStore(mode, act) {
@@ -32,21 +37,22 @@ const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
 const byId = messages => new Map(messages.map(message => [message.id, message]));
 const isMessage = ({ id, role, content }) =>
   typeof id === "string" && ["user", "assistant"].includes(role) && typeof content === "string";
-const isWhole = copy => Array.isArray(copy?.messages) && copy.messages.every(isMessage);
+const isWhole = copy => typeof copy?.id === "string" && Array.isArray(copy.messages) && copy.messages.every(isMessage);
 
-/* The conversation that this tab has made `mine` of `before`, and others `theirs`: what either has
-   changed, and every message that neither has removed. */
+/* Messages with their parents, which copies of a time without branches do not name. */
+const threaded = messages => messages.map((one, place) => ({ parent: messages[place - 1]?.id ?? null, ...one }));
+
+/* The conversation that this tab has made `mine` of `before`, and others `theirs`: all messages of both, and
+   what either has changed. */
 function merged(before, mine, theirs) {
   if (!isWhole(theirs)) return mine;
-  const one = { ...theirs, changed: Math.max(mine.changed, theirs.changed) };
+  const one = { ...mine, ...theirs, changed: Math.max(mine.changed, theirs.changed) };
   for (const name of FIELDS) if (!same(mine[name], before[name])) one[name] = mine[name];
-  const known = byId(before.messages), ours = byId(mine.messages), there = byId(theirs.messages);
-  const isOurs = message => !same(message, known.get(message.id));
-  one.messages = theirs.messages.filter(({ id }) => ours.has(id) || !known.has(id)).map(message => {
-    const own = ours.get(message.id);
-    return own && (isOurs(own) || same(own, message)) ? own : message;
-  });
-  one.messages.push(...mine.messages.filter(message => !there.has(message.id) && isOurs(message)));
+  const known = byId(before.messages), all = byId([...theirs.messages, ...mine.messages]);
+  for (const message of threaded(theirs.messages)) {
+    if (same(all.get(message.id), known.get(message.id))) all.set(message.id, message);
+  }
+  one.messages = [...all.values()];
   return one;
 }
 
@@ -57,37 +63,61 @@ export function titleOf({ name, messages }) {
 }
 
 export class Conversation {
-  /* `kept` is a copy; `given` are fields that no copy has yet. */
-  constructor(kept = {}, given = {}) {
+  constructor(kept = {}) {
     this.id = kept.id || newId();
     this.converses = kept.converses ?? true;  /* false: a text that goes on */
     this.name = kept.name || "";          /* what a reader called it */
     this.changed = kept.changed || Date.now();
-    this.messages = kept.messages || [];  /* id, role, content, an answer's reasoning, and who guessed it */
+    /* id, parent, role, content; of answers also reasoning, origins, and whether they were cut */
+    this.messages = threaded(kept.messages || []);
+    this.head = kept.head ?? this.messages.at(-1)?.id ?? null;  /* the newest message of the branch that is shown */
     this.system = kept.system || "";
     this.sampling = kept.sampling || {};  /* what a reader has set; the rest is the model's own */
-    this.running = null;                  /* what aborts the request under way */
+    this.growing = null;                  /* the answer under way: its message, and what aborts it */
+    this.state = this.failure = "";       /* what the latest answer came to, for the reader */
     this.before = structuredClone(this.copy);  /* as it was read or kept last */
     this.due = 0;
-    Object.assign(this, given);
   }
 
   get copy() {
-    const { id, converses, name, changed, messages, system, sampling } = this;
-    return { id, converses, name, changed, messages, system, sampling };
+    const { id, converses, name, changed, messages, head, system, sampling } = this;
+    return { id, converses, name, changed, messages, head, system, sampling };
   }
 
   get title() {
     return titleOf(this);
   }
 
-  /* The body of the request for an answer to the last of some messages. */
-  request(messages, temperature, mostContinued, model) {
+  /* Messages from the first one to the newest one of the branch that is shown. */
+  get path() {
+    const all = byId(this.messages), found = new Set();
+    for (let one = all.get(this.head); one && !found.has(one); one = all.get(one.parent)) found.add(one);
+    return [...found].reverse();
+  }
+
+  add(message) {
+    this.messages = [...this.messages, message];
+    this.head = message.id;
+    this.changed = Date.now();
+  }
+
+  /* The versions of a message, itself among them. */
+  versions({ parent, role }) {
+    return this.messages.filter(one => one.parent === parent && one.role === role);
+  }
+
+  /* Shows the branch of a message to its newest end. */
+  choose(message) {
+    for (let next = message; next; next = this.messages.findLast(({ parent }) => parent === this.head)) {
+      this.head = next.id;
+    }
+  }
+
+  /* The body of the request for what follows some messages. */
+  request(messages, mostContinued, model) {
     const body = { stream: true, stream_options: { include_usage: true }, return_progress: true,
-      return_origins: true };
-    Object.assign(body, this.sampling);
+      return_origins: true, ...this.sampling };
     if (model) body.model = model;
-    if (temperature >= 0) body.temperature = temperature;
     if (this.converses) {
       body.messages = messages.map(({ role, content }) => ({ role, content }));
       if (this.system.trim()) body.messages.unshift({ role: "system", content: this.system });
@@ -98,13 +128,11 @@ export class Conversation {
     return JSON.stringify(body);
   }
 
-  /* The conversation as Markdown, for a file. */
+  /* The branch that is shown as Markdown, for a file. */
   get markdown() {
     const parts = [`# ${this.title}`];
     if (this.system.trim()) parts.push(`## System\n\n${this.system}`);
-    for (const { role, content } of this.messages) {
-      parts.push(`## ${role === "user" ? "You" : "Model"}\n\n${content}`);
-    }
+    for (const { role, content } of this.path) parts.push(`## ${role === "user" ? "You" : "Model"}\n\n${content}`);
     return parts.join("\n\n") + "\n";
   }
 
@@ -133,33 +161,28 @@ export class Conversation {
     this.due ||= setTimeout(() => { this.due = 0; this.keep(); }, SOON_MS);
   }
 
-  /* Takes in a copy, into which what this tab had `before` has gone. */
+  /* Takes in a copy, into which what this tab had `before` has gone. The answer under way stays this tab's. */
   take(copy, before = this.before) {
+    const own = byId(this.messages), growing = this.growing?.message.id;
     Object.assign(this, merged(before, this.copy, copy));
+    this.messages = this.messages.map(one =>
+      (one.id === growing || same(own.get(one.id), one) ? own.get(one.id) || one : one));
     this.before = structuredClone(copy);
   }
 
   async forget() {
+    this.growing?.controller.abort();
     copies.delete(this.id);
-    try {
-      await withStore("readwrite", store => store.delete(this.id));
-      others.postMessage(this.id);
-    } catch {
-      /* there is no copy, either */
-    }
+    await withStore("readwrite", store => store.delete(this.id)).catch(() => {});  /* there is no copy, either */
+    others.postMessage(this.id);
   }
 }
 
 /* Reads all copies, and calls `onChange` with the copy that another tab has kept, or the id alone of one
    that it has deleted. */
 export async function readAll(onChange) {
-  try {
-    for (const copy of await withStore("readonly", store => store.getAll())) {
-      if (isWhole(copy)) copies.set(copy.id, copy);
-    }
-  } catch {
-    return;  /* a database that is forbidden: conversations go on without */
-  }
+  const all = await withStore("readonly", store => store.getAll()).catch(() => []);  /* they go on without a database */
+  for (const copy of all) if (isWhole(copy)) copies.set(copy.id, copy);
   others.onmessage = async ({ data: id }) => {
     const copy = await withStore("readonly", store => store.get(id));
     if (copy) copies.set(id, copy);
@@ -168,28 +191,39 @@ export async function readAll(onChange) {
   };
 }
 
-/* Copies of the conversations of one kind, the latest first. */
-export const kept = converses => [...copies.values()].filter(copy => copy.converses === converses)
+/* Copies of the conversations of one kind in which a text occurs, the latest first. */
+export const kept = (converses, wanted = "") => [...copies.values()]
+  .filter(copy => copy.converses === converses && (!wanted || [copy.name, copy.system, ...copy.messages
+    .map(one => one.content)].some(text => text?.toLowerCase().includes(wanted.toLowerCase()))))
   .sort((one, other) => other.changed - one.changed);
 
 export const restored = copy => new Conversation(structuredClone(copy));
 
-/* Lets a reload of this tab find its conversation, and the question that has no answer yet. */
-export function remember({ id }, question = "") {
+/* All conversations as text for a file, which `takeIn` reads. */
+export const exported = () => JSON.stringify({ edgespec: 1, conversations: [...copies.values()] }, null, 1);
+
+/* Keeps the conversations of a file beside what is there already; the number of them. Throws an Error. */
+export async function takeIn(text) {
+  let found;
   try {
-    sessionStorage.setItem(CURRENT, JSON.stringify([id, question]));
+    found = JSON.parse(text).conversations.filter(isWhole);
   } catch {
-    /* a storage that is forbidden */
+    throw new Error("This file holds no conversations: choose one that Export has saved.");
   }
+  for (const copy of found) {
+    const one = restored(copy);
+    one.before = new Conversation({ id: one.id }).copy;
+    if (!await one.keep()) throw new Error("The browser's storage is full or forbidden: delete some conversations first.");
+  }
+  return found.length;
 }
 
-/* The conversation that this tab had, else a new one, and the question. */
+/* Lets a reload of this tab find its conversation. */
+export const remember = ({ id }) => attempt(() => sessionStorage.setItem(CURRENT, id));
+
+/* The conversation that this tab had, else a new one. */
 export function remembered(converses) {
-  try {
-    const [id, question] = JSON.parse(sessionStorage.getItem(CURRENT));
-    const copy = kept(converses).find(one => one.id === id);
-    return [copy ? restored(copy) : new Conversation({ id, converses }), question];
-  } catch {
-    return [new Conversation({ converses }), ""];
-  }
+  const id = attempt(() => sessionStorage.getItem(CURRENT));
+  const copy = kept(converses).find(one => one.id === id);
+  return copy ? restored(copy) : new Conversation({ converses });
 }

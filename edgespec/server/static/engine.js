@@ -1,13 +1,22 @@
-/* The panel of memory and speed: the budget as a bar, what is in it, and a slider that changes it. */
+/* Under the hood: the passes of an answer as columns, its speed, and the memory budget as a bar with a slider. Asks
+   the server only while a reader looks. */
 
 import { ask, errorOf } from "./api.js";
+import { element, legend, passesOf, told } from "./origins.js";
 
 const EVERY_MS = 2000;
+const MOST_PASSES = 400;  /* columns that are shown */
+const CHART_PX = 96;
+const LEAST_SCALE = 4;    /* tokens; lower columns stay lower than the chart */
 const $ = id => document.getElementById(id);
 const MIB = 2 ** 20, GIB = 2 ** 30;
 let timer = 0;
 let isSliding = false;
-let known = null;
+let report = null;        /* the server's, of its memory */
+let watched = null;       /* the answer whose passes are shown */
+let nDrawn = 0;
+let chosen = -1;          /* the pass whose words are shown */
+let before = null, now = null;  /* the server's counters when the answer began, and the latest ones */
 
 export const size = bytes =>
   bytes >= GIB ? `${(bytes / GIB).toFixed(1)} GiB` : `${Math.round(bytes / MIB)} MiB`;
@@ -16,124 +25,177 @@ export const size = bytes =>
 export const rate = value => value.toLocaleString("en",
   { minimumSignificantDigits: 2, maximumSignificantDigits: value < 100 ? 2 : 3 });
 
+const isOpen = () => !$("engine").hidden;
+
 export function show(isShown) {
   $("engine").hidden = !isShown;
   $("toggle-engine").setAttribute("aria-expanded", String(isShown));
   clearInterval(timer);
-  if (isShown) {
-    refresh();
-    timer = setInterval(refresh, EVERY_MS);
-  }
+  if (!isShown) return;
+  nDrawn = 0;
+  drawAnswer();
+  refresh();
+  timer = setInterval(refresh, EVERY_MS);
+}
+
+/* The server's report of its memory; null where it has none, as of several models that share it. */
+export async function memory() {
+  const response = await ask("v1/budget");
+  return response.ok ? response.json() : null;
 }
 
 async function refresh() {
   try {
-    const response = await ask("v1/budget");
-    if (response.ok) draw(await response.json());
+    report = await memory();
+    if (report) drawMemory();
+    now = await counters();
+    drawFigures();
   } catch {
     /* the server is gone, which the next question tells */
   }
 }
 
-let before = null;  /* the server's counters when the latest answer began */
-
 async function counters() {
   const response = await ask("metrics");
-  if (!response.ok) return null;
   const lines = (await response.text()).matchAll(/^edgespec_(\w+) (\S+)$/gm);
   return Object.fromEntries([...lines].map(([, name, value]) => [name, Number(value)]));
 }
 
-/* Notes the counters where the panel is shown; `answerEnds` tells what has been added to them. */
+/* Shows the passes of an answer, which may grow; null: there is none. */
+export function watch(answer) {
+  watched = answer;
+  before = now = null;
+  nDrawn = 0;
+  chosen = -1;
+  $("pass").textContent = "";
+  drawAnswer();
+}
+
+/* Notes the counters where a reader looks, before an answer begins. */
 export async function answerBegins() {
-  before = null;
-  try {
-    if (!$("engine").hidden) before = await counters();
-  } catch {
-    /* the answer will tell */
-  }
+  if (isOpen()) before = await counters().catch(() => null);
 }
 
-export async function answerEnds() {
-  try {
-    const after = before && await counters();
-    if (after) $("latest").textContent = summary(name => after[name] - before[name]);
-  } catch {
-    /* likewise */
-  }
+export function answerGrows() {
+  if (isOpen()) requestAnimationFrame(drawAnswer);
 }
 
-/* A sentence about an answer; each pass wrote one token and those that had been guessed right. */
-function summary(of) {
-  const tokens = of("generated_tokens_total"), guessed = of("accepted_tokens_total");
-  if (!(tokens > 0)) return "";
-  const parts = [
-    `${rate(tokens / of("decode_seconds_total"))} tokens a second`,
-    `${(tokens / Math.max(1, tokens - guessed)).toFixed(1)} a pass`,
-    `${Math.round(100 * guessed / tokens)} % guessed`,
-  ];
-  if (of("read_bytes_total") > 0) {
-    parts.push(`${size(of("read_bytes_total"))} read, ${of("stall_seconds_total").toFixed(1)} s waited for them`);
-  }
-  return `Latest answer: ${parts.join(", ")}.`;
+export function answerEnds() {
+  if (isOpen()) refresh();
 }
 
-/* What a machine without any paging would take, the most that a budget can bring, if it may be set. */
-const most = report => Math.max(report.budget_bytes,
-  Math.min(report.most_bytes, report.planned_bytes + report.streamed_bytes));
+function drawAnswer() {
+  if (!isOpen()) return;
+  const passes = passesOf(watched?.origins || []).slice(-MOST_PASSES), chart = $("passes");
+  const heights = passes.map(pass => pass.reduce((sum, run) => sum + run[3], 0));
+  chart.style.fontSize = `${CHART_PX / Math.max(LEAST_SCALE, ...heights)}px`;
+  if (!nDrawn || passes.length < nDrawn || passes.length === MOST_PASSES) chart.replaceChildren();
+  chart.children[nDrawn - 1]?.remove();  /* the latest one may have grown */
+  const isAtEnd = chart.scrollWidth - chart.scrollLeft - chart.clientWidth < 20;
+  for (const pass of passes.slice(chart.children.length)) chart.append(column(pass));
+  if (isAtEnd) chart.scrollLeft = chart.scrollWidth;
+  nDrawn = passes.length;
+  chart.setAttribute("aria-label", `${passes.length} passes of the latest answer; arrow keys tell their words`);
+  $("sources").replaceChildren(...legend(watched?.origins || []));
+  if (!watched?.origins?.length) $("sources").textContent = "The next answer shows its passes.";
+  drawFigures();
+}
 
-function draw(report) {
-  known = report;
-  const { budget_bytes: budget, planned_bytes: planned, pinned_bytes: pinned } = report;
+function column(pass) {
+  const one = element("div", "column");
+  for (const [by, , , n] of pass) {
+    const block = element("i", `by ${by}`);
+    block.style.height = `${n}em`;
+    one.prepend(block);
+  }
+  one.dataset.words = told(pass);
+  return one;
+}
+
+function choose(place) {
+  const columns = $("passes").children;
+  columns[chosen]?.classList.remove("chosen");
+  chosen = Math.max(0, Math.min(place, columns.length - 1));
+  columns[chosen]?.classList.add("chosen");
+  $("pass").textContent = columns[chosen] ? `Pass ${chosen + 1}, ${columns[chosen].dataset.words}` : "";
+}
+
+$("passes").addEventListener("pointermove", ({ target }) => {
+  const one = target.closest(".column");
+  if (one) choose([...$("passes").children].indexOf(one));
+});
+$("passes").addEventListener("keydown", event => {
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  choose(chosen < 0 ? Infinity : chosen + step);
+});
+
+/* What the answer cost and brought. */
+function drawFigures() {
+  const passes = passesOf(watched?.origins || []), runs = passes.flat();
+  const count = some => some.reduce((sum, run) => sum + run[3], 0);
+  const all = count(runs), right = count(runs.filter(([by]) => by !== "target"));
+  const rows = [];
+  if (watched?.speed) rows.push(["tokens a second", rate(watched.speed), "big"]);
+  if (report?.plain_token_s) rows.push(["a second without guesses", rate(1 / report.plain_token_s), "big"]);
+  if (all) rows.push(["tokens a pass", (all / passes.length).toFixed(1)], ["guessed right", `${Math.round(100 * right / all)} %`]);
+  const nRead = before && now ? now.read_bytes_total - before.read_bytes_total : 0;
+  if (nRead > 0) {
+    const waited = now.stall_seconds_total - before.stall_seconds_total;
+    rows.push(["read for it", size(nRead)], ["waited for that", `${waited.toFixed(1)} s`]);
+  }
+  $("figures").replaceChildren(...rows.flatMap(row));
+}
+
+function row([label, text, kind = ""]) {
+  return [element("dt", kind, label), element("dd", kind, text)];
+}
+
+/* What a machine without any paging would take, the most that a budget can bring. */
+const whole = () => Math.max(report.budget_bytes, report.planned_bytes + report.streamed_bytes);
+
+function drawMemory() {
+  const { budget_bytes: budget, planned_bytes: planned, pinned_bytes: pinned, streamed_bytes: streamed } = report;
+  const cache = report.cache_bytes, free = Math.max(0, budget - planned);
   const parts = [
     ["pinned", "weights that stay", pinned],
-    ["rest", "context, draft, buffers, program", planned - pinned],
-    ["free", "not needed", Math.max(0, budget - planned)],
+    ["cache", "context", cache],
+    ["rest", "program, draft, buffers", Math.max(0, planned - pinned - cache)],
+    ["free", "not needed", free],
+    ["streamed", "weights read in each pass", streamed],
   ];
-  $("bar").replaceChildren(...parts.map(([kind, label, bytes]) => {
-    const block = document.createElement("span");
-    block.className = kind;
-    block.style.flexGrow = String(bytes);
-    block.title = `${label}: ${size(bytes)}`;
+  const beyond = whole() - (streamed + Math.max(budget, planned));
+  $("parts").replaceChildren(...[...parts, ["free", "", beyond]].map(([kind, , bytes]) => {
+    const block = element("span", kind);
+    block.style.flexGrow = String(Math.max(0, bytes) / whole());
     return block;
-  }), mark(report.resident_bytes / budget));
-  $("bar").setAttribute("aria-label", `Memory budget of ${size(budget)}: `
-    + parts.map(([, label, bytes]) => `${size(bytes)} ${label}`).join(", ")
-    + `; ${size(report.resident_bytes)} in memory now`);
-  $("legend").replaceChildren(...parts.flatMap(([kind, label, bytes]) => row(kind, label, size(bytes))),
-    ...row("now", "in memory now", size(report.resident_bytes)),
-    ...row("read", "read by each pass", size(report.streamed_bytes)));
+  }));
+  $("legend").replaceChildren(...parts.filter(([, , bytes]) => bytes > 0)
+    .flatMap(([kind, label, bytes]) => row([label, size(bytes), kind])), ...row(["in memory now", size(report.resident_bytes)]));
   $("budget").disabled = report.follows;
-  if (!isSliding) {
-    const share = (budget - report.smallest_bytes) / (most(report) - report.smallest_bytes || 1);
-    $("budget").value = String(Math.round(1000 * share));
-    $("budget-size").textContent = size(budget);
-  }
+  if (isSliding) return;
+  $("budget").max = "1000";
+  $("budget").value = String(Math.round(1000 * budget / whole()));
+  tellBudget(budget);
 }
 
-function mark(share) {
-  const line = document.createElement("i");
-  line.style.insetInlineStart = `${Math.min(100, 100 * share)}%`;
-  return line;
+function tellBudget(bytes) {
+  $("budget-size").textContent = `Budget: ${size(bytes)}${report.follows ? ", with the free memory" : ""}`;
+  $("budget").setAttribute("aria-valuetext", size(bytes));
 }
 
-function row(kind, label, text) {
-  const term = document.createElement("dt"), value = document.createElement("dd");
-  term.className = kind;
-  term.textContent = label;
-  value.textContent = text;
-  return [term, value];
-}
-
-const wanted = () => Math.round(
-  known.smallest_bytes + $("budget").value / 1000 * (most(known) - known.smallest_bytes));
+/* The budget at the slider's place, if it may be set. */
+const wanted = () => Math.round(Math.max(report.smallest_bytes,
+  Math.min($("budget").value / 1000 * whole(), Math.max(report.most_bytes, report.budget_bytes))));
 
 $("budget").addEventListener("input", () => {
+  if (!report) return;
   isSliding = true;
-  if (known) $("budget-size").textContent = size(wanted());
+  tellBudget(wanted());
 });
 $("budget").addEventListener("change", async () => {
-  if (!known) return;
+  if (!report) return;
   $("engine-note").textContent = "changing the budget";
   try {
     const body = JSON.stringify({ memory_budget: wanted() });

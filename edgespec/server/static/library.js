@@ -1,29 +1,42 @@
-/* The list of conversations: open, rename, save as a file, delete. Knows no server. */
+/* The list of conversations: find, open, rename, save as a file, delete. Knows no server. */
 
 import { kept, restored, titleOf } from "./conversation.js";
+import { element } from "./origins.js";
+import { iconButton } from "./view.js";
 
 const list = document.getElementById("conversations");
+const search = document.getElementById("search");
 
-/* Draws the list. `acts` are functions of a conversation: open, rename, save, remove. */
-export function drawLibrary(current, acts) {
-  const all = kept(current.converses);
-  if (!all.some(one => one.id === current.id)) all.unshift(current);
-  list.replaceChildren(...all.map(one => item(one, current, acts)));
+/* Draws the list. `alive` are conversations of this tab by id; `acts` are functions of a conversation: open,
+   rename, save, remove. */
+export function drawLibrary(current, alive, acts) {
+  if (list.querySelector("input")) return;  /* a name is being typed */
+  const wanted = search.value.trim(), all = kept(current.converses, wanted);
+  if (!wanted && !all.some(one => one.id === current.id)) all.unshift(current);
+  const focused = document.activeElement.closest?.("#conversations li")?.dataset.id;
+  list.replaceChildren(...all.map(one => item(one, current, alive, acts)));
+  document.getElementById("none").hidden = all.length > 0;
+  if (focused) list.querySelector(`[data-id="${CSS.escape(focused)}"] button`)?.focus();
 }
 
-function item(copy, current, acts) {
-  const row = document.createElement("li");
-  const its = () => (copy.id === current.id ? current : restored(copy));
-  const open = button(titleOf(copy.id === current.id ? current : copy), "open", () => acts.open(its()));
+function item(copy, current, alive, acts) {
+  const row = document.createElement("li"), mine = alive.get(copy.id);
+  const its = () => mine || restored(copy);
+  const open = element("button", "open", titleOf(mine || copy));
+  open.type = "button";
+  open.title = open.textContent;
+  open.addEventListener("click", () => acts.open(its()));
+  row.dataset.id = copy.id;
+  row.classList.toggle("busy", Boolean(mine?.growing));
   if (copy.id === current.id) {
-    row.className = "current";
+    row.classList.add("current");
     open.setAttribute("aria-current", "page");
   }
   row.append(
     open,
-    button("✎", "rename", () => rename(row, its(), acts), "Rename"),
-    button("⇩", "save", () => acts.save(its()), "Save as a file"),
-    button("×", "remove", () => acts.remove(its()), "Delete"),
+    iconButton("Rename", "pencil", () => rename(row, its(), acts)),
+    iconButton("Save as a file", "download", () => acts.save(its())),
+    iconButton("Delete", "trash-2", () => acts.remove(its())),
   );
   return row;
 }
@@ -36,6 +49,7 @@ function rename(row, conversation, acts) {
   const end = isWanted => {
     if (isOver) return;
     isOver = true;
+    input.remove();
     acts.rename(conversation, isWanted ? input.value.trim() : conversation.name);
   };
   input.addEventListener("keydown", event => {
@@ -49,21 +63,10 @@ function rename(row, conversation, acts) {
   input.select();
 }
 
-function button(text, name, act, label = "") {
-  const made = document.createElement("button");
-  made.type = "button";
-  made.className = name;
-  made.textContent = text;
-  if (label) made.setAttribute("aria-label", label);
-  made.title = label || text;
-  made.addEventListener("click", act);
-  return made;
-}
-
 /* Lets the browser save a text as a file. */
-export function download(name, text) {
+export function download(name, text, type = "text/markdown") {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type: "text/markdown" }));
+  link.href = URL.createObjectURL(new Blob([text], { type }));
   link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);

@@ -1,20 +1,32 @@
 /* Shows messages in the log, and follows the newest text. Knows no server. */
 
-import { ATTRIBUTES, FORMULAS, TAGS } from "./math.js";
-import { tinted } from "./origins.js";
+import { ATTRIBUTES, FORMULAS, TAGS, lookRight } from "./math.js";
+import { element, tinted } from "./origins.js";
 
 const NEAR_PX = 40;  /* a reader who is this near to the end follows the text */
+const SENTENCE_END = /[.!?…。！？:]["”')\]*_`]*\s|\n/g;
+const SVG = "http://www.w3.org/2000/svg";
 const log = document.getElementById("log");
 let follows = true;
 let latestTop = 0;
 
 /* What a model writes is Markdown; HTML in it is text. The sanitiser lets through what Markdown
    makes and nothing that loads or runs. */
-const asText = token => token.text.replace(/[&<>]/g, sign => `&#${sign.charCodeAt(0)};`);
-marked.use({ gfm: true, breaks: true, renderer: { html: asText, image: asText }, extensions: FORMULAS });
+const escaped = text => text.replace(/[&<>"]/g, sign => `&#${sign.charCodeAt(0)};`);
+const asText = token => escaped(token.text);
+
+/* A block of code under a line that names its language and copies it. */
+function code({ text, lang = "" }) {
+  const [language] = lang.split(/[\s{]/, 1), isKnown = hljs.getLanguage(language);
+  const shown = isKnown ? hljs.highlight(text, { language, ignoreIllegals: true }).value : escaped(text);
+  return `<div class="code"><div class="code-head"><span>${escaped(language || "text")}</span>`
+    + `<button class="copy-code" type="button">Copy</button></div><pre><code>${shown}\n</code></pre></div>`;
+}
+
+marked.use({ gfm: true, breaks: true, renderer: { html: asText, image: asText, code }, extensions: FORMULAS });
 const ALLOWED = {
-  ALLOWED_TAGS: ["a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6",
-    "hr", "input", "li", "ol", "p", "pre", "strong", "table", "tbody", "td", "th", "thead", "tr",
+  ALLOWED_TAGS: ["a", "blockquote", "br", "button", "code", "del", "div", "em", "h1", "h2", "h3", "h4", "h5", "h6",
+    "hr", "input", "li", "ol", "p", "pre", "span", "strong", "table", "tbody", "td", "th", "thead", "tr",
     "ul", "#text", ...TAGS],
   ALLOWED_ATTR: ["align", "checked", "class", "disabled", "href", "rel", "start", "target", "title", "type",
     ...ATTRIBUTES],
@@ -31,30 +43,25 @@ DOMPurify.addHook("afterSanitizeAttributes", node => {
   } else if (node.nodeName === "INPUT") {  /* the box of a task, which shows its state */
     node.setAttribute("type", "checkbox");
     node.setAttribute("disabled", "");
+    node.setAttribute("aria-label", node.hasAttribute("checked") ? "done" : "open");
+  } else if (["PRE", "TABLE"].includes(node.nodeName) || node.className === "formula") {
+    node.setAttribute("tabindex", "0");  /* they may scroll, also by keyboard */
   }
 });
 
-const COLOURED = { ALLOWED_TAGS: ["span", "#text"], ALLOWED_ATTR: ["class"], RETURN_DOM_FRAGMENT: true };
-
-function showMarkdown(part, text, isWhole) {
-  part.replaceChildren(DOMPurify.sanitize(marked.parse(text), ALLOWED));
-  if (isWhole) part.querySelectorAll("pre > code").forEach(finishCode);
-}
-
-/* Colours a block of code, and gives it a button that copies it. */
-function finishCode(code) {
-  const text = code.textContent;
-  const language = /language-([\w+#-]+)/.exec(code.className)?.[1];
-  if (language && hljs.getLanguage(language)) {
-    const { value } = hljs.highlight(text, { language, ignoreIllegals: true });
-    code.replaceChildren(DOMPurify.sanitize(value, COLOURED));
-  }
-  const button = document.createElement("button");
-  button.type = "button";
-  button.className = "copy-code";
-  button.setAttribute("aria-label", "Copy");
-  button.addEventListener("click", () => copy(text, button));
-  code.parentElement.append(button);
+/* Makes a tree like another one and touches nothing that is so already: what is selected stays selected. */
+function patch(old, made) {
+  const there = [...old.childNodes], wanted = [...made.childNodes];
+  there.slice(wanted.length).forEach(node => node.remove());
+  wanted.forEach((node, place) => {
+    const one = there[place];
+    if (!one) old.append(node);
+    else if (one.nodeType !== node.nodeType || !one.cloneNode().isEqualNode(node.cloneNode()) && one.nodeType !== 3) {
+      one.replaceWith(node);
+    } else if (one.nodeType !== 3) patch(one, node);
+    else if (node.data.startsWith(one.data)) one.appendData(node.data.slice(one.data.length));
+    else one.data = node.data;
+  });
 }
 
 const distance = () => log.scrollHeight - log.scrollTop - log.clientHeight;
@@ -70,36 +77,54 @@ log.addEventListener("scroll", () => {
   latestTop = log.scrollTop;
 }, { passive: true });
 new ResizeObserver(() => follows && toEnd()).observe(log);
+log.addEventListener("click", ({ target }) => {
+  if (target.classList.contains("copy-code")) copy(target.closest(".code").querySelector("code").textContent, target);
+});
+
+export function icon(name) {
+  const svg = document.createElementNS(SVG, "svg"), use = document.createElementNS(SVG, "use");
+  svg.setAttribute("class", "i");
+  svg.setAttribute("aria-hidden", "true");
+  use.setAttribute("href", `#i-${name}`);
+  svg.append(use);
+  return svg;
+}
+
+export function iconButton(label, picture, act) {
+  const button = element("button", `icon ${label.toLowerCase()}`);
+  button.type = "button";
+  button.title = label;
+  button.setAttribute("aria-label", label);
+  button.append(icon(picture));
+  button.addEventListener("click", () => act(button));
+  return button;
+}
 
 function part(kind, text, parent) {
-  const turn = document.createElement("div");
-  turn.className = "turn " + kind;
-  turn.textContent = text;
+  const turn = element("div", "turn " + kind, text);
   parent.append(turn);
   return turn;
 }
 
 /* What a model thinks before it answers: open while it thinks, folded afterwards. */
 function thoughts(parent) {
-  const details = document.createElement("details");
-  details.className = "turn reasoning";
-  const summary = document.createElement("summary");
-  summary.textContent = "Reasoning";
-  details.append(summary, document.createElement("div"));
+  const details = element("details", "turn reasoning");
+  details.append(element("summary", "", "Reasoning"), element("div", ""));
   parent.append(details);
   return details;
 }
 
-/* One message in the log. An answer may grow; it is drawn at most once a frame. */
+/* One message in the log. An answer may grow; it is drawn at most once a frame, and its finished blocks once. */
 export class Shown {
   constructor(message, converses, isGrowing = false) {
     this.message = message;
     this.isGrowing = isGrowing;
     this.converses = converses;
-    this.element = document.createElement("article");
-    this.element.className = "message";
+    this.element = element("article", `message from-${message.role}`);
     this.thought = this.said = null;
+    this.blocks = [];   /* of Markdown, as HTML */
     this.isDue = false;
+    this.nHeard = message.content.length;
     log.append(this.element);
     this.draw();
   }
@@ -110,10 +135,16 @@ export class Shown {
     requestAnimationFrame(() => this.draw());
   }
 
+  end() {
+    this.isGrowing = false;
+    this.draw();
+  }
+
   draw() {
     this.isDue = false;
     const { role, content, reasoning, origins } = this.message;
-    const isTinted = document.body.classList.contains("guesses") && origins?.length;
+    const isTinted = document.body.classList.contains("guesses") && origins?.length > 0;
+    this.element.classList.toggle("growing", this.isGrowing);
     if (role === "user") {
       this.said = this.said || part("user", content, this.element);
     } else {
@@ -124,37 +155,77 @@ export class Shown {
       }
       if (content) {
         this.said = this.said || part(this.converses ? "assistant" : "assistant plain", "", this.element);
-        this.said.classList.toggle("tinted", Boolean(isTinted));
-        if (isTinted) this.said.replaceChildren(...tinted(origins));
-        else if (this.converses) showMarkdown(this.said, content, !this.isGrowing);
-        else this.said.textContent = content;
+        this.said.classList.toggle("tinted", isTinted);
+        if (isTinted || !this.converses) this.drawText(isTinted ? tinted(origins) : [content]);
+        else this.drawBlocks(content);
       }
+      if (this.isGrowing || this.nHeard < content.length) this.speak(content);
     }
     if (follows) toEnd();
   }
 
-  /* Buttons under the message: `actions` are functions by name. */
-  offer(actions) {
-    const tools = document.createElement("div");
-    tools.className = "tools";
-    for (const [name, act] of Object.entries(actions)) {
-      const button = document.createElement("button");
-      button.type = "button";
-      button.className = name.toLowerCase();
-      button.setAttribute("aria-label", name);
-      button.addEventListener("click", () => act(button));
-      tools.append(button);
+  drawText(nodes) {
+    const made = new DocumentFragment();
+    made.append(...nodes);
+    if (this.blocks.length) this.said.replaceChildren();
+    this.blocks = [];
+    patch(this.said, made);
+  }
+
+  drawBlocks(text) {
+    const tokens = marked.lexer(text), { links } = tokens;
+    if (!this.blocks.length) this.said.replaceChildren();
+    const blocks = tokens.filter(({ type }) => type !== "space")
+      .map(token => marked.parser(Object.assign([token], { links })));
+    blocks.forEach((html, place) => {
+      if (html === this.blocks[place]) return;
+      const made = DOMPurify.sanitize(html, ALLOWED);
+      lookRight(made);
+      if (!this.said.children[place]) this.said.append(element("div", "block"));
+      patch(this.said.children[place], made);
+    });
+    while (this.said.children.length > blocks.length) this.said.lastChild.remove();
+    this.blocks = blocks;
+  }
+
+  /* Lets a screen reader say the sentences that have ended, and at the end the rest. */
+  speak(content) {
+    const ends = [...content.slice(this.nHeard).matchAll(SENTENCE_END)];
+    const end = this.isGrowing ? this.nHeard + (ends.length ? ends.at(-1).index + ends.at(-1)[0].length : 0) : content.length;
+    const words = content.slice(this.nHeard, end).replace(/[*_`#|]+/g, "").trim();
+    if (words) document.getElementById("said").textContent = words;
+    this.nHeard = end;
+  }
+
+  /* Buttons under the message: `actions` have a name, an icon and a function; `versions` are messages, of which
+     another one may be chosen. */
+  offer(actions, versions = [], choose = () => {}) {
+    const tools = element("div", "tools");
+    if (versions.length > 1) {
+      const place = versions.findIndex(({ id }) => id === this.message.id), to = step => () => choose(versions[place + step]);
+      const [back, on] = [iconButton("Earlier version", "chevron-left", to(-1)), iconButton("Later version", "chevron-right", to(1))];
+      back.disabled = place === 0;
+      on.disabled = place === versions.length - 1;
+      tools.append(back, element("span", "place", `${place + 1} of ${versions.length}`), on);
     }
+    for (const action of actions) tools.append(iconButton(...action));
     this.element.append(tools);
     if (follows) toEnd();
   }
 }
 
-export function showError(text) {
-  const element = document.createElement("article");
-  element.className = "message";
-  part("error", text, element);
-  log.append(element);
+/* An error at the end of the log, and a button with which a reader mends it. */
+export function showError(text, name = "", act = null) {
+  const message = element("article", "message");
+  const turn = part("error", text, message);
+  turn.setAttribute("role", "alert");
+  if (act) {
+    const button = element("button", "again", name);
+    button.type = "button";
+    button.addEventListener("click", act);
+    message.append(button);
+  }
+  log.append(message);
   toEnd();
 }
 
@@ -165,8 +236,8 @@ export function staying(draw) {
   if (!did) log.scrollTop = scrollTop;
 }
 
-export function clear() {
-  log.replaceChildren();
+export function clear(...parts) {
+  log.replaceChildren(...parts);
 }
 
 /* Copies a text, also where a page that came without TLS has no clipboard of its own. */
@@ -181,6 +252,6 @@ export async function copy(text, button) {
     document.execCommand("copy");
     area.remove();
   }
-  button.setAttribute("aria-label", "Copied");
-  setTimeout(() => button.setAttribute("aria-label", "Copy"), 1500);
+  button.classList.add("copied");
+  setTimeout(() => button.classList.remove("copied"), 1500);
 }

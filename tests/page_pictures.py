@@ -1,0 +1,52 @@
+"""Pictures of the page of a server that runs: `python tests/page_pictures.py FOLDER ADDRESS`.
+
+Windows of three widths in both themes: the start, an answer with what is under the hood, settings.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from browser import WINDOWS, Browser, ask
+
+QUESTION = "Write a Python function that returns the greatest common divisor of two numbers."
+SCENES = {
+    "start": "document.querySelector('#new').click()",
+    "answer": "[...document.querySelectorAll('#conversations .open')].at(-1).click()",
+    "hood": "document.querySelector('#toggle-engine').click()",
+    "words": "document.querySelector('#toggle-guesses').click()",
+    "settings": "document.querySelector('#settings').open = true",
+    "list": "document.querySelector('#open-library').click()",
+}
+"""Steps of a reader before each picture, one after the other."""
+
+
+def main(folder: Path, address: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    page = Browser()
+    try:
+        page.open(address)
+        page.until("document.title !== 'edgespec'")
+        page.run("document.querySelector('#toggle-engine').click()")
+        ask(page, QUESTION)
+        page.until("document.querySelector('.message:last-child .regenerate')")
+        for theme in ("light", "dark"):
+            feature = {"name": "prefers-color-scheme", "value": theme}
+            page._devtools("Emulation.setEmulatedMedia", {"features": [feature]})
+            for width, height in WINDOWS:
+                page.resize(width, height)
+                page.open(address)
+                page.until("document.title !== 'edgespec'")
+                for scene, action in SCENES.items():
+                    page.run(action)
+                    time.sleep(0.6)
+                    path = folder / f"{scene}-{width}-{theme}.png"
+                    path.write_bytes(page.screenshot())
+    finally:
+        page.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
