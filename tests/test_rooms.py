@@ -167,7 +167,7 @@ PARTS = {"edgespec": ROOT / "edgespec", "tests": ROOT / "tests"} | {
 """Folders that tell files of the same name apart, if files of both can have it."""
 OF_EACH_RUNTIME = {
     *("baselines.py", "chat_format.py", "details.py", "entry.py", "measuring.py", "model.py"),
-    *("options.py", "paged.py", "prepared.py", "trials.py", "vocabulary.py"),
+    *("options.py", "paged.py", "prepared.py", "vocabulary.py"),
 }
 """Files that each runtime has, for the same thing."""
 

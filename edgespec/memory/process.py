@@ -48,40 +48,8 @@ def round_up_to_step(nbytes: int) -> int:
     return -(-nbytes // STEP_BYTES) * STEP_BYTES
 
 
-_included_peaks: dict[int, int] = {}
-"""Peak bytes seen so far of other processes that hold parts of a model, by process id."""
-
-
-def include_process(pid: int) -> None:
-    """Add the peak of another process, which holds a part of a model, to this process's peak."""
-    _included_peaks[pid] = 0
-
-
-def exclude_process(pid: int) -> None:
-    """Undo `include_process`: the process has ended."""
-    _included_peaks.pop(pid, None)
-
-
 def peak_rss_bytes() -> int:
-    """Peak resident memory since this process started, with the peaks of included processes."""
-    for pid in list(_included_peaks):
-        with suppress(OSError, KeyError):
-            _included_peaks[pid] = _peak_of(pid)
-    return _own_peak_bytes() + sum(_included_peaks.values())
-
-
-def _peak_of(pid: int) -> int:
-    if sys.platform == "linux":
-        return cgroups.table(_ROOT / f"proc/{pid}/status")["VmHWM"]
-    import psutil
-
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error as error:
-        raise ProcessLookupError(pid) from error
-
-
-def _own_peak_bytes() -> int:
+    """Peak resident memory since this process started."""
     if sys.platform == "linux":
         return cgroups.table(_ROOT / "proc/self/status")["VmHWM"]
     if sys.platform == "win32":

@@ -48,7 +48,7 @@ NOT_FOR_A_TEXT = (
     ),
 )
 """Parts of `edgespec` that a plain text has no use for: each would count in every budget."""
-NOT_FOR_A_GGUF_TEXT = ("baselines", "head", "isolation", "lending", "prepared_head")
+NOT_FOR_A_GGUF_TEXT = ("baselines", "head", "lending", "prepared_head", "remote")
 
 
 @pytest.mark.slow

@@ -20,8 +20,7 @@ from edgespec.session.opening import plan
 from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context_choice import PASS_ROWS, PROMPT_ROWS
-from edgespec_runtimes.gguf.llama import ggml, gpu
-from edgespec_runtimes.gguf.llama.gpu import LibraryMemory
+from edgespec_runtimes.gguf.llama import ggml
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
 from one_tree import ROOT, OneTree
@@ -33,9 +32,7 @@ ON_GPU = {"n_gpu_layers": 3, "equal_passes": True}
 PROMPT = "def gcd(a, b):\n    while b:\n        a, b = b, a % b\n    return a\n\ndef lcm(a, b):"
 
 
-@pytest.fixture(autouse=True)
-def device(gpu_device: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "library_memory", lambda: LibraryMemory(40 << 20))
+pytestmark = pytest.mark.usefixtures("gpu_device")
 
 
 @pytest.fixture

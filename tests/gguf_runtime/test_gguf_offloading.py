@@ -6,13 +6,11 @@ import ctypes
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
-from edgespec.memory import process
 from edgespec.memory.budget import LOADING, MIB, MemoryPlan
 from edgespec.memory.process import process_rss_bytes
 from edgespec.models.embedded import embedded_pair
@@ -23,7 +21,6 @@ from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import abi, device_memory, ggml, gpu, loading
 from edgespec_runtimes.gguf.llama.device_memory import DeviceMemory
-from edgespec_runtimes.gguf.llama.gpu import LibraryMemory
 from edgespec_runtimes.gguf.llama.lazy_mapping import Mappings
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
@@ -33,13 +30,7 @@ from port_contract import TEXT
 
 PAIR = embedded_pair()
 TARGET = read_header(PAIR.target)
-LIBRARY = LibraryMemory(40 * MIB)
-ROW = "GPU library"
-
-
-@pytest.fixture(autouse=True)
-def device(gpu_device: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "library_memory", lambda: LIBRARY)
+pytestmark = pytest.mark.usefixtures("gpu_device")
 
 
 def prepared(n_gpu_layers: int, owner: str = "target") -> PreparedGguf:
@@ -55,10 +46,6 @@ def planned(**options: object) -> MemoryPlan:
     return plan(LoadSettings.model_validate({"model": PAIR.target, **given}))
 
 
-def library_bytes(found: MemoryPlan) -> list[int]:
-    return [row.nbytes for row in found.rows if row.what == ROW]
-
-
 def test_the_head_goes_first_and_the_last_layers_next():
     assert offloading(TARGET, 1).names == {
         tensor.name for tensor in TARGET.tensors if tensor.name.startswith("output")
@@ -72,41 +59,10 @@ def test_the_input_stays_whatever_goes():
     assert left == {"token_embd.weight"}
 
 
-def test_without_layers_nothing_is_asked_of_a_gpu(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gpu, "library_memory", None)
-    assert not offloading(TARGET, 0).names
-
-
 def test_what_a_gpu_does_not_multiply_stays(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ggml, "multiplies", lambda _device, kind, *_: kind != ggml.Q8_0)
     kinds = {TARGET.tensors_by_name[name].type.code for name in offloading(TARGET, 99).names}
     assert kinds == {ggml.F32}
-
-
-def test_the_plan_has_a_row_for_its_library():
-    assert library_bytes(planned(n_gpu_layers=2)) == [LIBRARY.nbytes]
-
-
-def test_also_where_only_the_draft_goes_there():
-    assert library_bytes(planned(n_gpu_layers_draft=99)) == [LIBRARY.nbytes]
-
-
-def test_both_models_share_it():
-    assert library_bytes(planned(n_gpu_layers=2, n_gpu_layers_draft=99)) == [LIBRARY.nbytes]
-
-
-def test_without_layers_on_a_gpu_there_is_no_such_row():
-    assert not library_bytes(planned())
-
-
-@pytest.mark.slow
-def test_a_budget_without_room_for_it_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(process, "footprint_bytes", lambda: 64 * MIB)
-    least = planned().smallest_bytes
-    budget = f"{(least + 20 * MIB) >> 20}MiB"
-    planned(memory_budget=budget)
-    with pytest.raises(BudgetError, match=f"process {ROW} 40"):
-        planned(memory_budget=budget, n_gpu_layers=1)
 
 
 def test_the_plan_divides_the_memory_of_the_device():
@@ -140,13 +96,6 @@ def test_a_budget_for_a_device_that_computes_nothing_is_refused():
         planned(gpu_memory_budget="1GiB")
 
 
-def test_what_could_not_be_measured_is_said(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gpu, "library_memory", lambda: LibraryMemory(None, "it ended with SIGSEGV"))
-    found = planned(n_gpu_layers_draft=99)
-    assert not library_bytes(found)
-    assert any("could not be measured (it ended with SIGSEGV)" in note for note in found.notes)
-
-
 def test_a_draft_on_a_gpu_keeps_no_weights_and_no_cache_in_memory():
     draft = prepared(99, "draft")
     needs = draft.needs()
@@ -173,20 +122,6 @@ def test_what_shares_the_machines_memory_takes_it_there(monkeypatch: pytest.Monk
     target.close()
     assert rows["weights of layers on the GPU"] == offloading(TARGET, 99).nbytes
     assert rows["KV cache (256 tokens)"] > 0
-
-
-def test_planning_leaves_the_gpu_alone(monkeypatch: pytest.MonkeyPatch):
-    """Its library is not in memory before the plan has room for it."""
-    asked: list[int] = []
-    place = loading._place
-
-    def placed(params: Any, placement: loading.LayerPlacement, *rest: Any) -> list[Any]:
-        asked.append(placement.n_layers)
-        return place(params, placement, *rest)
-
-    monkeypatch.setattr(loading, "_place", placed)
-    assert planned(n_gpu_layers=2, n_gpu_layers_draft=99).smallest_bytes
-    assert set(asked) == {0}
 
 
 def test_models_without_layers_there_start_no_gpus_library():

@@ -18,8 +18,7 @@ from edgespec.runtimes import ModelRequest
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.llama import ggml, gpu, trial_process
-from edgespec_runtimes.gguf.llama.gpu import LibraryMemory
+from edgespec_runtimes.gguf.llama import ggml, gpu
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from paging_contract import PagingContract, load_paged, one_by_one
@@ -37,12 +36,6 @@ PAIR = embedded_pair()
 NEAR = 0.3
 """Logits of one device may differ by so much between batches of another shape."""
 MIB = 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def measured_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measuring takes a minute where drivers compile kernels beside other programs."""
-    monkeypatch.setattr(gpu, "library_memory", lambda: LibraryMemory(40 * MIB))
 
 
 def prepared(n_layers: int) -> PreparedGguf:
@@ -129,11 +122,6 @@ def test_a_draft_changes_no_token(n_layers: int, prompt: str):
 
 def test_a_draft_on_the_device_changes_no_token():
     assert tokens(PAIR.draft, 0, 99, PROMPTS[0]) == tokens(None, 0, 0, PROMPTS[0])
-
-
-def test_what_its_library_takes_is_measured():
-    command = trial_process.command("gpu")
-    assert (gpu.measure(command, timeout_s=300.0).nbytes or 0) > 0
 
 
 @pytest.mark.parametrize("n_layers", [0, 3, 99])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread, Timer
@@ -23,7 +22,7 @@ from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.llama import device_memory, trial_process
+from edgespec_runtimes.gguf.llama import device_memory
 from edgespec_runtimes.gguf.llama.device_memory import DeviceMemory
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
@@ -44,32 +43,14 @@ LAYER_BYTES = max(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def asked_once() -> Iterator[None]:
-    """Keep what processes have found out about a device: each takes half a second to start."""
-    run, known = trial_process.run, {}
-
-    def run_once(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[bytes]:
-        done = known.get(tuple(command)) or run(command, timeout_s)
-        if not done.returncode or "gpu" in command:
-            known[tuple(command)] = done
-        return done
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trial_process, "run", run_once)
-        yield
-
-
 def prepared(server: str = "", n_layers: int = 0) -> PreparedGguf:
     options = GgufOptions(flash_attn="on", rpc=server, n_gpu_layers=n_layers)
     return runtime.prepare(ModelRequest(PAIR.target, "target", 256, 17, 17, 2, options=options))
 
 
-def on_server(server: str, n_layers: int = 0, is_isolated: bool = False) -> LanguageModel:
-    """The target with layers there and the rest paged, or with all layers there. It connects in a
-    process of its own unless this one `is_isolated`."""
+def on_server(server: str, n_layers: int = 0) -> LanguageModel:
+    """The target with layers there and the rest paged, or with all layers there."""
     target = prepared(server, n_layers)
-    target.is_isolated = is_isolated
     if n_layers:
         return load_paged(target)
     try:
@@ -84,7 +65,7 @@ class TestSomeLayersThereAndTheRestPagedKeepTheContract(PortContract):
 
     @pytest.fixture
     def model_factory(self, rpc_server: str) -> Callable[[], LanguageModel]:
-        return lambda: on_server(rpc_server, 3, is_isolated=True)
+        return lambda: on_server(rpc_server, 3)
 
 
 @pytest.mark.slow
@@ -132,7 +113,6 @@ def test_hybrids_and_windows_compute_there_what_they_compute_here(
     for server in ("", rpc_server):
         options = GgufOptions(flash_attn="on", rpc=server, n_gpu_layers=2 if server else 0)
         target = runtime.prepare(ModelRequest(path, "target", 128, 5, 4, 1, options=options))
-        target.is_isolated = True
         model = target.load(None)
         found.append(one_by_one(model, range(3, 19)))
         model.close()
@@ -264,26 +244,6 @@ def test_a_server_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_the_process_that_asks_may_take_longer_to_start_than_a_server_to_answer(
-    rpc_server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    """Beside a score of other programs its start alone took the 20 s of an answer."""
-    (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(6)")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(device_memory, "ANSWER_S", 5.0)
-    (found,) = device_memory.of_servers((rpc_server,))
-    assert found.free_bytes > 0
-
-
-@needs_rpc
-def test_a_machine_too_busy_to_ask_blames_no_server(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(device_memory, "START_S", 0.05)
-    monkeypatch.setattr(device_memory, "ANSWER_S", 0.05)
-    with pytest.raises(ModelError, match=r"could not be asked .* too busy"):
-        device_memory.of_servers(("127.0.0.1:1",))
-
-
-@pytest.mark.slow
 def test_a_round_trip_to_a_server_is_counted_once(rpc_server: str):
     """Each question made a connection of its own, which is a round trip more."""
     with delayed(rpc_server, 0.3) as address:
@@ -296,7 +256,7 @@ def test_a_round_trip_to_a_server_is_counted_once(rpc_server: str):
 def test_reading_a_prompt_lasts_until_the_servers_have_computed_it():
     """No logits are fetched, and the next pass seemed to take what the prompt took."""
     with running() as (address, process):
-        model = on_server(address, is_isolated=True)
+        model = on_server(address)
         tokens = model.vocabulary.encode(TEXT)[:12]
         prefill(model, tokens)
         model.truncate(0)
@@ -334,7 +294,7 @@ def test_committing_asks_a_server_for_nothing():
 @needs_rpc
 @pytest.mark.parametrize("no_draft", [True, False])
 def test_a_server_that_dies_ends_a_text_with_one_error_and_no_application(no_draft: bool):
-    """The library aborts the process that is connected; the text so far was yielded by then."""
+    """The library would abort the process; the text so far was yielded by then."""
     draft = None if no_draft else PAIR.draft
     with running() as (address, process):
         load = LoadSettings.model_validate(

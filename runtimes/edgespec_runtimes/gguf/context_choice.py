@@ -92,8 +92,8 @@ class ContextChoice:
     def may_hold_texts(self, tree_capable: bool) -> bool:
         """True if the model can hold several texts.
 
-        It cannot if the number of KV cells affects its results, if it has none, or if it runs in a
-        child process.
+        It cannot if the number of KV cells affects its results, if it has none, or if servers
+        compute it.
         """
         names = self._header.tensors_by_name
         return (

@@ -62,12 +62,15 @@ class GgufRuntime(Runtime):
         options = GgufOptions.of(request.options)
         n_gpu_layers = options.gpu_layers_of(request.owner)
         on_servers = bool(options.servers_of(request.owner))
-        if n_gpu_layers and not on_servers and gpu.find() is None:
-            raise UsageError(
-                f"{n_gpu_layers} layers cannot go to a GPU: this build of llama.cpp finds none "
-                "here; leave `n_gpu_layers` and `n_gpu_layers_draft` out, or install a build for "
-                "the GPU"
-            )
+        if n_gpu_layers and not on_servers:
+            if not (devices := gpu.find_all()):
+                raise UsageError(
+                    f"{n_gpu_layers} layers cannot go to a GPU: this build of llama.cpp finds none "
+                    "here; leave `n_gpu_layers` and `n_gpu_layers_draft` out, or install a build "
+                    "for the GPU"
+                )
+            for device in devices:
+                gpu.start(device)
         began = time.perf_counter()
         header = _header_if_there_is_room(request.path)
         validate(header, as_draft=request.owner == "draft")

@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from edgespec.memory import process
 from edgespec.memory.budget import LOADING, MemoryRow
 from edgespec.memory.heap import allocated_bytes
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
@@ -118,7 +117,6 @@ class MeasuredGguf:
                 MemoryRow(owner, "weights", resident.weights),
                 MemoryRow(owner, LOADING, max(resident.loading, on_gpu.loading_bytes)),
             ),
-            shared=(*on_gpu.rows, *self._isolation_rows),
             text_bytes=held_bytes * cells // shape.n_cells if holds_texts else 0,
             texts_alter_prompts=self._choice.texts_alter_prompts,
         )
@@ -169,7 +167,7 @@ class MeasuredGguf:
     def offer_features(self, layers: Sequence[int], n_values: int) -> None:
         width = self._header.integer(self._header.key("embedding_length"), 0)
         if self.is_remote:
-            reason = "it is computed in a process of its own, which does not hand them out"
+            reason = "servers compute it, which do not hand them out"
             raise no_features(self.info, reason)
         is_end = self._shows_its_end(layers)
         check_layers(self.info, width, () if is_end else layers, n_values)
@@ -283,15 +281,6 @@ class MeasuredGguf:
         n_rows = shape.largest_batch * (1 + self.gives_features)
         nbytes = feature_bytes(n_layers, width, n_rows, shape.n_outputs)
         return (MemoryRow("target", f"features ({n_layers} layers)", nbytes),)
-
-    @property
-    def _isolation_rows(self) -> tuple[MemoryRow, ...]:
-        """Plan rows of the child process of a target on RPC servers, and of its logits."""
-        if not self.is_remote:
-            return ()
-        logits_bytes = max(sizes.output_bytes for _, sizes in self.contexts)
-        nbytes = process.round_up_to_step(self.offloading.process_bytes + logits_bytes)
-        return (MemoryRow("process", "process of the target", nbytes),)
 
     def _embedding_bytes(self, shape: contexts.ContextShape) -> int:
         tables = [weight for weight in self.mapped.traced if weight.looked_up]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -11,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from edgespec.concurrency.owning import close_all
-from edgespec.errors import UsageError
 from edgespec.memory import heap
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
@@ -34,7 +32,6 @@ from edgespec_runtimes.gguf.measuring import KV_CACHE, MeasuredGguf
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights import paged as weights
-from edgespec_runtimes.gguf.weights.offloading import Offloading
 from edgespec_runtimes.gguf.weights.packing import placement_as_stored
 from edgespec_runtimes.gguf.weights.rounding import (
     invariant_types,
@@ -58,8 +55,6 @@ class PreparedGguf(PreparedModel):
         model's own prediction layers are computed."""
         self.seconds = {}
         self._phase = partial(request.phase, seconds=self.seconds)
-        self.is_isolated = False
-        """True in a child process that holds only this model, which a lost server may abort."""
         self._request = request
         self._options = GgufOptions.of(request.options)
         self._header = header
@@ -97,13 +92,12 @@ class PreparedGguf(PreparedModel):
 
     def notes(self, plan: MemoryPlan | None = None) -> Sequence[str]:
         """Notes about packing, KV cache types, and the rounding of a target with a draft."""
-        request, library = self._request, self._measured.offloading.library
+        request = self._request
         notes = []
         may_stay = request.budget_bytes is None or self.info.size_bytes <= request.budget_bytes
         if not loading.packs() and (may_stay or request.owner == "draft"):
             slower = "weights that stay in memory are not packed and compute more slowly"
             notes.append(f"llama.cpp was built with AMX: {slower}; {loading.packing_advice()}")
-        notes += [library.note] if library and library.note else []
         is_uneven = not self._measured.passes_are_equal or not gpu.rounds_by_rows_alone()
         where = self._measured.offloading.where
         if where and not self._measured.is_remote:
@@ -156,12 +150,13 @@ class PreparedGguf(PreparedModel):
         return without_padding(self._header.token_table())
 
     def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
-        if (
-            self._measured.offloading.placement.servers
-            and not self.is_isolated
-            and os.name == "posix"
-        ):
-            return self._load_isolated(plan, progress)
+        if servers := self._measured.offloading.placement.servers:
+            from edgespec_runtimes.gguf.remote import RemoteModel
+
+            return RemoteModel(partial(self._load, plan, progress), servers)
+        return self._load(plan, progress)
+
+    def _load(self, plan: MemoryPlan | None, progress: Progress | None) -> LanguageModel:
         owner = self._request.owner
         measured = self._measured
         shape, _ = measured.contexts[plan.batches.get(owner, 0) if plan else measured.unplanned]
@@ -174,34 +169,11 @@ class PreparedGguf(PreparedModel):
             return self._open(self._measured.mapped.take_model(), shape, None)
         return self._load_paged(shape, plan, progress)
 
-    def adopt(self, offloading: Offloading) -> None:
-        """Use the placement planned by another process, instead of asking the devices."""
-        self._measured.offloading = offloading
-
     def cancel(self) -> None:
         self._stop.set()
 
     def close(self) -> None:
         self._measured.mapped.close()
-
-    def _load_isolated(self, plan: MemoryPlan | None, progress: Progress | None) -> LanguageModel:
-        """Load the model in a child process; the vocabulary is also kept here."""
-        if sys.platform == "win32":
-            raise UsageError("`rpc` needs Linux or macOS: leave it out")
-        from edgespec_runtimes.gguf.isolation import IsolatedModel, IsolatedSettings
-
-        self._measured.mapped.close()
-        with self._phase("process of its own"):
-            model = loading.load_sizes_only(self._header.path)
-            return IsolatedModel(
-                IsolatedSettings(
-                    replace(self._request, trace=OFF), self._measured.offloading, plan
-                ),
-                self._texts(model),
-                model.close,
-                self._stop.is_set,
-                progress,
-            )
 
     def _load_resident(
         self, shape: contexts.ContextShape, progress: Progress | None

@@ -134,7 +134,7 @@ class Model:
         """
         lib.llama_synchronize(context)
         if self._servers:
-            rpc.wait(self._servers[-1])
+            rpc.wait_for(self._servers[-1])
 
     def close(self) -> None:
         if self.handle is not None:

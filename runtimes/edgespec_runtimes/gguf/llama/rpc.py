@@ -1,21 +1,35 @@
 """llama.cpp's RPC: devices of other machines, and a server for this machine's devices.
 
-If a server is missing or dies, the library aborts the process that uses it, so `devices` first
-queries it in a separate process. Knows no models.
+If a server is missing or dies, the library aborts the process that uses it: servers are asked
+through a socket first, and used by `ServerCalls`. Knows no models.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
+import struct
+import threading
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
-from edgespec.errors import EdgespecError
-from edgespec_runtimes.gguf.llama import ggml
+from edgespec.concurrency.owning import POLL_S
+from edgespec.errors import EdgespecError, TargetLost
+from edgespec_runtimes.gguf.llama import abi, ggml
+
+T = TypeVar("T")
 
 _REGISTRY = b"RPC"
 _ADD_SERVER, _START_SERVER = b"ggml_backend_rpc_add_server", b"ggml_backend_rpc_start_server"
+_HELLO, _DEVICE_MEMORY, _PROTOCOL = 14, 11, 7
+"""`RPC_CMD_HELLO`, `RPC_CMD_GET_DEVICE_MEMORY` and `RPC_PROTO_MAJOR_VERSION`."""
+_CAPABILITIES_BYTES, _MOST_BYTES = 24, 256
+_N_QUESTIONS = 3
 
 
 def is_supported() -> bool:
@@ -23,10 +37,44 @@ def is_supported() -> bool:
     return bool(ggml.function_of(_REGISTRY, _START_SERVER))
 
 
+def ask(server: str, timeout_s: float) -> tuple[int, int, float]:
+    """Free and total bytes of the first device of a server `HOST:PORT`, and the seconds of a round
+    trip.
+
+    Raises TimeoutError, and OSError for what is no server of this version.
+    """
+    import socket  # here: it takes memory of the budget
+
+    host, _, port = server.rpartition(":")
+    with (
+        socket.create_connection((host, int(port)), timeout_s) as connection,
+        connection.makefile("rb") as answers,
+    ):
+
+        def answer(command: int, content: bytes) -> bytes:
+            connection.sendall(struct.pack("<BQ", command, len(content)) + content)
+            size = answers.read(8)
+            nbytes = int.from_bytes(size, "little")
+            found = answers.read(nbytes) if nbytes <= _MOST_BYTES else b""
+            if not found or len(found) < nbytes:
+                raise ConnectionError("that is no answer of a server")
+            return found
+
+        if answer(_HELLO, bytes(_CAPABILITIES_BYTES))[0] != _PROTOCOL:
+            raise ConnectionError("the server has another version")
+        seconds = []
+        for _ in range(_N_QUESTIONS):
+            began = time.perf_counter()
+            found = answer(_DEVICE_MEMORY, bytes(4))
+            seconds.append(time.perf_counter() - began)
+        free_bytes, total_bytes = struct.unpack_from("<QQ", found.ljust(16, b"\0"))
+        return free_bytes, total_bytes, min(seconds)
+
+
 def devices_of(server: str) -> list[int]:
     """Connect to a server `HOST:PORT` and return the addresses of its devices.
 
-    The process is aborted if there is no such server.
+    The process is aborted if there is no such server, but where `ServerCalls` are made.
     """
     add = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(_function(_ADD_SERVER))
     return ggml.devices_in(add(server.encode()) or 0)
@@ -37,7 +85,7 @@ _connections: Counter[str] = Counter()
 
 
 def is_connected(server: str) -> bool:
-    """True if this process has a model on the server, which then serves no other process."""
+    """True if this process has a model on the server, which then serves no other connection."""
     return _connections[server] > 0
 
 
@@ -47,9 +95,74 @@ def count(servers: Sequence[str], change: int) -> None:
         _connections[server] += change
 
 
-def wait(server: str) -> None:
+def wait_for(server: str) -> None:
     """Wait until a connected server has completed all requests."""
     ggml.memory_of(devices_of(server)[0])
+
+
+class ServerCalls:
+    """Makes calls that need servers, one after the other in a thread of its own.
+
+    When a server is lost, llama.cpp aborts in one of its threads. That thread waits for ever then,
+    with all that the library holds, and so may ours; the running call and all later ones raise
+    TargetLost.
+    """
+
+    def __init__(self, servers: Sequence[str]) -> None:
+        self._servers = servers
+        self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self.is_lost = False
+        _catch_aborts()
+        _all.append(self)
+        threading.Thread(target=self._work, name="edgespec-servers", daemon=True).start()
+
+    def run(self, call: Callable[[], T]) -> T:
+        """The result of a call. Raises what it raises, and TargetLost."""
+        future: Future[T] = Future()
+        self._queue.put((future, call))
+        while not self.is_lost:
+            if wait([future], timeout=POLL_S).done:
+                return future.result()
+        lost = "one of the RPC servers" if len(self._servers) > 1 else "the RPC server"
+        raise TargetLost(
+            f"{lost} {', '.join(self._servers)} was lost, and with it the target: see whether the "
+            "server still runs, start it again, and then this program, too"
+        )
+
+    def end(self) -> None:
+        """End the thread after the calls that it has."""
+        if not self.is_lost:  # otherwise other threads of the library may notice it later
+            _all.remove(self)
+        self._queue.put(None)
+
+    def _work(self) -> None:
+        while (asked := self._queue.get()) is not None:
+            future, call = asked
+            try:
+                future.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - raised to whoever waits
+                future.set_exception(error)
+            del asked, future, call
+
+
+_all: list[ServerCalls] = []
+
+
+@functools.cache
+def _catch_aborts() -> object:
+    """Have llama.cpp call us before it aborts the process; returns what has to be kept."""
+
+    def aborting(message: bytes) -> None:
+        if b"ggml-rpc" in message:
+            for calls in _all:
+                calls.is_lost = True
+            while _all:
+                threading.Event().wait()
+        os.write(2, message + b"\n")
+
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(aborting)
+    abi.ggml().ggml_set_abort_callback(callback)
+    return callback
 
 
 def serve(server: str, n_threads: int, devices: list[int]) -> None:

@@ -49,15 +49,11 @@ class Offloading:
     """Most bytes of these weights in the process's memory while loading."""
     latency_s: float = 0.0
     """Network latency of a pass over the servers, which compute one after the other."""
-    process_bytes: int = 0
-    """Memory of the child process of a model on servers, besides the model."""
-    library: gpu.LibraryMemory | None = None
-    """Process memory of the GPU's library; None if no GPU is used."""
 
     @property
     def has_head(self) -> bool:
         """True if the output head is on the GPU, where it is placed first; a tied one is copied."""
-        return self.library is not None
+        return self.placement.n_layers > 0 and not self.placement.servers
 
     @property
     def elsewhere(self) -> frozenset[str]:
@@ -71,13 +67,6 @@ class Offloading:
             return ""
         return ", ".join(self.placement.servers) or ", ".join(map(ggml.device_name, gpu.find_all()))
 
-    @property
-    def rows(self) -> tuple[MemoryRow, ...]:
-        """Plan rows that both models share."""
-        if self.library is None or self.library.nbytes is None:
-            return ()
-        return (MemoryRow("process", "GPU library", self.library.nbytes),)
-
     def staying(self, weights: Sequence[TracedWeight]) -> list[TracedWeight]:
         """The weights that remain in the process's memory.
 
@@ -90,10 +79,7 @@ class Offloading:
 
 
 def offloading(header: GgufFile, n_gpu_layers: int) -> Offloading:
-    """The tensors that GPUs get, without those of types that they cannot multiply.
-
-    The first call measures the memory of the GPU's library.
-    """
+    """The tensors that GPUs get, without those of types that they cannot multiply."""
     if not n_gpu_layers:
         return Offloading()
     n_layers = _n_layers(header)
@@ -112,7 +98,6 @@ def offloading(header: GgufFile, n_gpu_layers: int) -> Offloading:
         has_cache=first == 0,
         has_own_memory=all(gpu.has_own_memory(device) for device in gpu.find_all()),
         loading_bytes=max([STAGING_BYTES, *(tensor.nbytes for tensor in offloaded)]),
-        library=gpu.library_memory(),
     )
 
 
@@ -169,7 +154,6 @@ def to_servers(
         nbytes=sum(tensor.nbytes for tensor in offloaded),
         notes=tuple(notes),
         latency_s=sum(server.round_trip_s for server, _, _ in held),
-        process_bytes=max(server.process_bytes for server in servers),
         has_cache=first == 0,
         # llama.cpp copies a tensor into a message
         loading_bytes=2 * max(tensor.nbytes for tensor in offloaded),
