@@ -29,12 +29,6 @@ class ModelTool(Protocol):
     ) -> EnlargeReport:
         """Write `out`, about `size_bytes` large, which computes the same function as `source`."""
 
-    def is_head(self, draft: Path) -> bool:
-        """True if the draft is a head, which reads its target's hidden states."""
-
-    def fit_head(self, head: Path, source: Path, enlarged: Path, out: Path) -> None:
-        """Write `out`, the head of `source` adapted to the model enlarged from `source`."""
-
     def check_trimmable(self, source: Path) -> None:
         """Raise ModelError for a model of which `trim` cannot write a draft."""
 

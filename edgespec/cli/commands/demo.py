@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from edgespec import runtimes
 from edgespec.cli import fetching
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
@@ -22,7 +23,7 @@ from edgespec.concurrency.interpreter import python
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
 from edgespec.models import packaged
-from edgespec.models.enlarging import enlarge, fitting_draft
+from edgespec.models.enlarging import enlarge
 from edgespec.settings.config import GenerateSettings
 from edgespec.settings.units import format_rate, format_size, parse_size
 
@@ -117,7 +118,8 @@ def _next_step() -> str:
 def enlarged(
     pair: fetching.NamedPair, size_bytes: int, console: Console
 ) -> tuple[Path, Path | None]:
-    """The enlarged target in the cache folder, created on first use, and its draft.
+    """The enlarged target in the cache folder, created on first use, and its draft, unless that is
+    a head, which reads the states of the smaller model.
 
     A target that is already large enough is used unchanged.
     """
@@ -129,7 +131,8 @@ def enlarged(
         console.note(f"enlarging the {pair.name} target to {format_size(size_bytes)}, once: {out}")
         enlarge(pair.target, out, size_bytes, console.progress)
         console.end_of_progress()
-    return out, fitting_draft(pair.draft, pair.target, out) if pair.draft else None
+    is_whole = pair.draft is not None and runtimes.describe(pair.draft).head is None
+    return out, pair.draft if is_whole else None
 
 
 def command(*words: object, stdout: int | None = None) -> bytes:

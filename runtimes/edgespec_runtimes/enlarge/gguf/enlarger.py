@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
-from edgespec_runtimes.enlarge.gguf.enlarged_heads import fit_head
 from edgespec_runtimes.enlarge.gguf.trim import check_trimmable, trim
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.file.trimmed_header import trimmed_bytes
 
 
@@ -18,15 +16,11 @@ class GgufTool:
 
     recognises = staticmethod(runtime.recognises)
     enlarge = staticmethod(enlarge)
-    fit_head = staticmethod(fit_head)
     check_trimmable = staticmethod(check_trimmable)
     trim = staticmethod(trim)
 
     def trimmed_bytes(self, source: Path, bits: float) -> int:
         return trimmed_bytes(read_header(source), bits)
-
-    def is_head(self, draft: Path) -> bool:
-        return is_head(read_header(draft))
 
 
 tool = GgufTool()
