@@ -39,7 +39,6 @@ NOT_FOR_A_TEXT = (
     *(
         "engine.sources.drawing",
         "engine.sources.head_source",
-        "models.draft_training",
     ),
     *(
         "paging.expert_cache",
