@@ -143,7 +143,7 @@ def server_under_pressure(model: Path, limit_bytes: int, budget: str, n_tokens: 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     words = ["-m", str(model), "--memory-budget", budget, "-c", "128", "-t", "1"]
-    words += ["--port", str(port), "--quiet", "--no-tuned"]
+    words += ["--port", str(port), "--quiet"]
     with (
         control_group(limit_bytes) as group,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,

@@ -13,6 +13,8 @@ import pytest
 
 import edgespec
 from edgespec import extras, runtimes
+from edgespec.bench.modes import BenchDraft
+from edgespec.bench.tuned_modes import Variant, variants
 from edgespec.cli import command_line
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
@@ -22,7 +24,6 @@ from edgespec.runtimes import ModelRequest, PreparedModel, Runtime
 from edgespec.settings import options
 from edgespec.settings.options import Flag, RuntimeOptions
 from edgespec.settings.toml_file import read_config
-from edgespec.tuning.candidates import TuningJob, candidates
 from edgespec.values import ModelDetails
 from fake_model import FakeModel, FakeVocabulary, fixed_text
 from prepared_contract import PreparedContract
@@ -178,13 +179,16 @@ def test_a_draft_that_a_gpu_could_compute_is_tuned_there(
     def draft_on_gpu(options: LetterOptions, n_layers: int) -> dict[str, LetterOptions]:
         return {f"--letters capital ({n_layers})": LetterOptions(letters="capital")}
 
-    load = edgespec.LoadSettings(model=Path(model), draft=Path(model))
-    job = TuningJob(load, EngineSettings(), (Path(model),), default_threads=1)
-    assert not any("letters" in one.changed for one in candidates(job))
+    def on_gpu() -> list[Variant]:
+        load = edgespec.LoadSettings(model=Path(model), draft=Path(model))
+        drafts = [BenchDraft(Path(model), "letters")]
+        found = variants(load, EngineSettings(), drafts, ())
+        return [one for one in found if "letters" in one.mode.changed]
+
+    assert not on_gpu()
     monkeypatch.setattr(LetterOptions, "draft_on_gpu", draft_on_gpu)
     details = ModelDetails(format="letters", layers=3)
     for name, answer in {"gpu": lambda: "a GPU", "describe": lambda _: details}.items():
         monkeypatch.setattr(LETTERS, name, answer, raising=False)
-    (found,) = (one for one in candidates(job) if "letters" in one.changed)
-    assert found.changed == {"letters": "capital"}
-    assert found.load(load).options == {"letters": LetterOptions(letters="capital")}
+    (found,) = on_gpu()
+    assert found.mode.changed == {"letters": "capital"}

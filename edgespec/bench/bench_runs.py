@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from edgespec import runtimes
 from edgespec.bench import child, table
@@ -22,6 +24,7 @@ from edgespec.bench.summary import FinishedRun
 from edgespec.errors import EdgespecError
 from edgespec.jobs.launching import launch
 from edgespec.jobs.limits import UNLIMITED, Limiter
+from edgespec.memory import process
 from edgespec.models.model_files import copies, distinct_names, files_of, largest_of
 from edgespec.ports import Progress
 from edgespec.ports.baselines import BaselineRequest, pick_best
@@ -46,14 +49,14 @@ class Bench:
     """Settings and models common to all runs."""
 
     settings: BenchSettings
-    target: Path
+    load: LoadSettings
+    """Settings for loading the target, with the budget and the context of each run."""
     modes: Sequence[Mode]
+    """The first is the one that others are compared with."""
     prompts: Sequence[Prompt]
-    """Prompts of single texts first, then those for further texts decoded at once."""
-    limiter: Limiter
-    budget_bytes: int | None
-    """edgespec's own budget; None: what is free."""
-    n_threads: int
+    n_prompts: int
+    """Prompts that are measured; further ones are for texts beside them."""
+    limiter: Limiter = UNLIMITED
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """Sampling of modes with a temperature."""
     fits: bool = False
@@ -64,18 +67,10 @@ class Bench:
         """Draft models of the modes, each once."""
         return list(dict.fromkeys(mode.draft.path for mode in self.modes if mode.draft))
 
-    def loading(self, draft: Path | None, n_texts: int) -> LoadSettings:
+    def loading(self, draft: Path | None, n_texts: int = 1, **changed: Any) -> LoadSettings:
         """Settings for loading the target with `draft`, for `n_texts` texts at once."""
-        given = {
-            "model": self.target,
-            "draft": draft,
-            "memory_budget": "auto" if self.budget_bytes is None else self.budget_bytes,
-            "ctx_size": self.settings.ctx_size,
-            "threads": self.n_threads,
-            "n_parallel": n_texts,
-            "read_limit": self.settings.read_limit if self.limiter is UNLIMITED else None,
-        }
-        return LoadSettings.model_validate(given)
+        load = self.load.without_draft() if draft is None else self.load
+        return load.but({"draft": draft, "n_parallel": n_texts, "optional_draft": False} | changed)
 
 
 @dataclass(slots=True)
@@ -112,17 +107,16 @@ def survey(bench: Bench, show: Progress) -> ModelSurvey:
         load = bench.loading(path, 1 if is_own else n_texts)
         try:
             # without limits: one that is too small would kill the process before it can report it
-            reason = launch(partial(child.reason_without_draft, load), tick=tick).result
+            reason = launch(partial(child.reason_without_draft, load), tick=tick)
         except EdgespecError as error:
-            # the error names the setting of `generate`, not of `bench`
-            error.args = (reason := str(error).replace("`memory_budget`", "`memory`"),)
+            reason = str(error)
             errors.append(error)
         if path and reason:
             obstacles[path] = reason
     if errors and len(errors) == len(drafts):
         raise errors[0]
     resident = partial(child.resident_bytes, bench.loading(None, n_texts))
-    return ModelSurvey(launch(resident, tick=tick).result, obstacles)
+    return ModelSurvey(launch(resident, tick=tick), obstacles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +129,12 @@ class ScheduledRun:
 
 
 def scheduled_runs(
-    modes: Sequence[str], n_prompts: int, n_repetitions: int
+    names: Sequence[str], n_prompts: int, n_repetitions: int
 ) -> Iterator[ScheduledRun]:
     """Every mode once per repetition and prompt, in rotating order.
 
     Drift, such as of a disk's temperature or other load, then affects all modes equally.
     """
-    names = [RAW, *modes]
     for repetition in range(n_repetitions):
         for prompt in range(n_prompts):
             shift = (repetition * n_prompts + prompt) % len(names)
@@ -149,68 +142,82 @@ def scheduled_runs(
                 yield ScheduledRun(name, prompt, repetition)
 
 
-def run_all(bench: Bench, note: Callable[[str], None], progress: Progress) -> Results:
-    """Run everything, each run in a process of its own; a failed run does not end the bench."""
+def run_all(
+    bench: Bench,
+    note: Callable[[str], None],
+    progress: Progress,
+    also: Sequence[str] = (RAW,),
+    leaving: Callable[[Results], Collection[str]] = lambda _: (),
+) -> Results:
+    """Run everything, each run in a process of its own; a failed run does not end the bench.
+
+    `also` is run besides the modes, and `leaving` names modes that have no further turn after one
+    in which all had theirs.
+    """
     results = Results()
-    settings = bench.settings
-    due = list(
-        scheduled_runs(
-            [mode.name for mode in bench.modes], settings.n_prompts, settings.repetitions
-        )
-    )
+    names = [*also, *(mode.name for mode in bench.modes)]
+    due = deque(scheduled_runs(names, bench.n_prompts, bench.settings.repetitions))
     _announce(bench, len(due), note)
-    began, left_s = time.monotonic(), 0.0
-    for number, turn in enumerate(due, 1):
+    began, left_s, n_done = time.monotonic(), 0.0, 0
+    while due:
+        turn = due.popleft()
+        n_done, n_runs = n_done + 1, n_done + 1 + len(due)
+        counter = table.counter(n_done, n_runs)
         rest = ", ".join(filter(None, ("the whole bench", table.left(left_s))))
-        on = bench.prompts[turn.prompt].name
-        what = f"{table.counter(number, len(due))} {turn.mode} on {on}; {rest}"
-        share = (number - 1) / len(due)
+        what = f"{counter} {turn.mode} on {bench.prompts[turn.prompt].name}; {rest}"
         # in a log file, the lines of finished runs are enough
-        tick = partial(progress, what, share) if sys.stderr.isatty() else lambda: None
+        tick = partial(progress, what, (n_done - 1) / n_runs) if sys.stderr.isatty() else _nothing
         try:
             measured = _measure(bench, turn, tick)
         except EdgespecError as error:
             results.failures.append(SkippedMode(turn.mode, str(error)))
-            note(f"{table.counter(number, len(due))} {turn.mode} failed: {error}")
-            continue
-        left_s = (time.monotonic() - began) / number * (len(due) - number)
-        if isinstance(measured, RawRead):
-            results.raw.append(measured)
-            note(table.raw_line(measured.bytes_per_s, number, len(due), left_s))
+            note(f"{counter} {turn.mode} failed: {error}")
         else:
-            row = _row(bench, turn, measured)
-            results.rows.append(row)
-            note(table.run_line(row, number, len(due)))
+            left_s = (time.monotonic() - began) / n_done * len(due)
+            if isinstance(measured, RawRead):
+                results.raw.append(measured)
+                note(table.raw_line(measured.bytes_per_s, n_done, n_runs, left_s))
+            else:
+                results.rows.append(_row(bench, turn, measured))
+                note(table.run_line(results.rows[-1], n_done, n_runs))
+        if due and (due[0].prompt, due[0].repetition) != (turn.prompt, turn.repetition):
+            gone = leaving(results)
+            due = deque(run for run in due if run.mode not in gone)
     return results
 
 
+def _nothing() -> None:
+    """Show no progress."""
+
+
 def _measure(bench: Bench, turn: ScheduledRun, tick: Callable[[], None]) -> Decoded | RawRead:
-    models = (bench.target, *bench.drafts)
-    cold = [*(file for model in models for file in files_of(model)), *copies()]
+    target = bench.load.model
+    cold = [*(file for model in (target, *bench.drafts) for file in files_of(model)), *copies()]
     if turn.mode == RAW:
-        read = partial(child.read_raw, largest_of(bench.target), RAW_BYTES)
-        return launch(read, bench.limiter, cold, tick).result
+        read = partial(child.read_raw, largest_of(target), RAW_BYTES)
+        return launch(read, bench.limiter, cold, tick)
     job = _job(bench, _mode(bench, turn), turn.prompt)
-    return launch(job, bench.limiter, cold, tick).result
+    return launch(job, bench.limiter, cold, tick)
 
 
 def _job(bench: Bench, mode: Mode, first: int) -> Callable[[], Decoded]:
     """The job of a run with the prompts from index `first` on, one for each text."""
-    texts = [prompt.text for prompt in bench.prompts[first : first + (mode.n_texts or 1)]]
+    n_texts = mode.n_texts or 1
+    texts = [bench.prompts[n % len(bench.prompts)].text for n in range(first, first + n_texts)]
     draft = mode.draft.path if mode.draft else None
     n_tokens = bench.settings.tokens_of(mode.is_slow and not bench.fits)
     sampling = bench.sampling if mode.temperature else SamplingParams()
+    load = bench.loading(draft, n_texts, **mode.changed)
     if mode.engine is not None:
         decode = child.decode if mode.n_texts is None else child.decode_together
-        load = bench.loading(draft, len(texts))
         return partial(decode, load, mode.engine, texts, n_tokens, sampling)
     request = BaselineRequest(
-        model=bench.target,
+        model=load.model,
         draft=draft,
         prompts=tuple(texts),
         n_tokens=n_tokens,
-        ctx_size=bench.settings.ctx_size,
-        n_threads=bench.n_threads,
+        ctx_size=load.ctx_size,
+        n_threads=load.threads or process.usable_cores(),
         bytes_read=child.storage_reads,
         is_together=mode.n_texts is not None,
         pick=child.RandomPick(sampling) if mode.temperature else pick_best,
@@ -236,15 +243,12 @@ def _row(bench: Bench, turn: ScheduledRun, decoded: Decoded) -> FinishedRun:
 def _announce(bench: Bench, n_runs: int, note: Callable[[str], None]) -> None:
     settings = bench.settings
     note(
-        f"{n_runs} runs: {table.counted(len(bench.modes), 'mode')} and raw reads on "
-        f"{table.counted(settings.n_prompts, 'prompt')}, "
+        f"{n_runs} runs: {table.counted(len(bench.modes), 'mode')} on "
+        f"{table.counted(bench.n_prompts, 'prompt')}, "
         f"{table.counted(settings.repetitions, 'time')}; "
         f"{table.token_counts(settings.max_tokens, settings.tokens_of(not bench.fits))}"
     )
-    note(
-        "the first run tells how long they take; --quick, --modes, -n, --n-prompts and "
-        "--repetitions make them fewer or shorter"
-    )
+    note("the first run tells how long they take; --quick and -n make them fewer or shorter")
 
 
 def named_drafts(paths: Sequence[Path], target: Path, runtime: Runtime) -> list[BenchDraft]:

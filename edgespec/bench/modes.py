@@ -5,9 +5,10 @@ Defines modes only; which of them can run on given models and limits is decided 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
@@ -44,6 +45,8 @@ class Mode:
     """True if it can decode several texts at once."""
     engine: EngineSettings | None = None
     """None for a runtime's baseline. Without `remember`, so that all runs start equal."""
+    changed: Mapping[str, Any] = field(default_factory=dict)
+    """Settings for loading that differ from those of other modes."""
     draft: BenchDraft | None = None
     names_draft: bool = False
     """True if several drafts are compared, so that the name includes the draft."""

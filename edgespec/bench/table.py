@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from operator import itemgetter
 
 from edgespec.bench.bench_report import BenchReport
@@ -59,7 +59,7 @@ def summary(report: BenchReport) -> Report:
     raw = report.raw_bytes_per_s
     return Report(
         Row(value=report, format=[*setting_lines(report), ""]),
-        Row(value=Table(_columns(report.reference or ""), report.modes)),
+        Row(value=Table(columns(report.reference or ""), report.modes)),
         Row(
             format=f"raw: {raw.median / MB:.0f} MB/s ({raw.least / MB:.0f} - {raw.most / MB:.0f}) "
             "of plain direct reads\n"
@@ -81,12 +81,12 @@ def curve(report: BenchReport) -> Report:
         return Report()
     numbers = sorted({number for by_number in rates.values() for number in by_number})
     cells = [[name, *(by_number.get(n, "-") for n in numbers)] for name, by_number in rates.items()]
-    columns: list[Column[list[str]]] = [
+    of_numbers: list[Column[list[str]]] = [
         Column("", heading, itemgetter(n), is_left=n == 0)
         for n, heading in enumerate(["mode", *map(str, numbers)])
     ]
     title = "tokens/s of all texts together (and of each), prompts included, by texts at once:"
-    return Report(Row(format=title), Row(value=Table(columns, cells)), Row(format=""))
+    return Report(Row(format=title), Row(value=Table(of_numbers, cells)), Row(format=""))
 
 
 def source_lines(report: BenchReport) -> list[str]:
@@ -164,9 +164,9 @@ def _temperatures(report: BenchReport) -> str:
     return f"greedy, and with @{warmth} at temperature {warmth} with the filters of `edgespec chat`"
 
 
-def _columns(reference: str) -> list[Column[ModeSummary]]:
-    """Columns of the final table, ratios being those to `reference`."""
-    columns: dict[str, Callable[[ModeSummary], str]] = {
+def columns(reference: str, names: Collection[str] = ()) -> list[Column[ModeSummary]]:
+    """Columns of the final table, all or those named; ratios are those to `reference`."""
+    known: dict[str, Callable[[ModeSummary], str]] = {
         "mode": lambda mode: mode.name,
         "tokens/s": lambda mode: figure(mode.tokens_per_s.median),
         "least - most": lambda mode: (
@@ -185,5 +185,6 @@ def _columns(reference: str) -> list[Column[ModeSummary]]:
     }
     return [
         Column("", label, text, is_left=label in {"mode", "agrees"})
-        for label, text in columns.items()
+        for label, text in known.items()
+        if not names or label in names
     ]

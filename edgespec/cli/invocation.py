@@ -40,7 +40,6 @@ from edgespec.settings.draft_name import OWN_DRAFT, SELF
 from edgespec.settings.options import option_names
 from edgespec.settings.toml_file import read_config
 from edgespec.tracing.spans import OFF, Trace
-from edgespec.tuning import presets
 
 S = TypeVar("S", bound=Settings)
 
@@ -140,8 +139,6 @@ def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
     if settings.get("draft") == OWN_DRAFT:
         load = _validated(settings, LoadSettings, names)
         settings["draft"] = fetching.draft_from_target(load, Console(quiet="quiet" in args))
-    if file is None and "no_tuned" not in args:
-        _recall_tuned(settings, notes)
     if settings.get("no_draft"):  # the target alone, unless a flag says otherwise
         settings.setdefault("lookup", False)
     if settings.get("draft") is None and settings.get("lookup") is False:
@@ -152,6 +149,24 @@ def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
         _validated(settings, GenerateSettings, names),
         tuple(notes),
     )
+
+
+def with_drafts_of(
+    args: argparse.Namespace, console: Console
+) -> tuple[CommandSettings, tuple[Path, ...]]:
+    """Settings of a command that compares drafts, and all of its drafts; writes notes."""
+    named = list(dict.fromkeys(getattr(args, "draft", ())))
+    if named:
+        args.draft = named[0]
+    command = settings_from(args)
+    for note in command.notes:
+        console.note(note)
+    drafts = [command.load.draft] if command.load.draft else []
+    for name in named[1:]:
+        is_own = name == SELF
+        made = fetching.draft_from_target(command.load, console) if is_own else model_path(name)
+        drafts.append(made)
+    return command, tuple(dict.fromkeys(drafts))
 
 
 def spelled(args: argparse.Namespace) -> str:
@@ -241,38 +256,6 @@ def _prompt_of(line: str, source: str) -> str:
     if not isinstance(prompt, str) or not prompt:
         raise UsageError(f'{source} is not an object with a text "prompt"')
     return arguments.text(f'{source}: its "prompt"', prompt)
-
-
-def _recall_tuned(settings: dict[str, Any], notes: list[str]) -> None:
-    """Add the preset tuned for this device, pair and budget; flags win over it."""
-    try:
-        load = _validated(settings, LoadSettings, Spelling())
-    except UsageError:
-        return  # validation fails again later, with the names that the user gave
-    found = presets.find(load)
-    if found is None:
-        return
-    path, tuned = found
-    about_drafts = DRAFTING | _about_drafts()
-    if tuned.pop("no_draft", False) and not settings.keys() & about_drafts:
-        settings["draft"] = None
-        tuned = {name: tuned[name] for name in tuned.keys() - about_drafts}
-        notes.append("the draft is not used: this pair was faster without it when it was tuned")
-    on_gpu = tuned.keys() & option_names("draft").keys() - settings.keys()
-    if on_gpu and load.draft is not None and not _has_gpu(load.draft):
-        tuned = {name: tuned[name] for name in tuned.keys() - on_gpu}
-        notes.append("the draft is not on a GPU: this pair was tuned with one that is missing")
-    settings |= {name: value for name, value in tuned.items() if name not in settings}
-    settings.pop("optional_draft", None)  # measured to pay
-    notes.append(
-        f"settings tuned for this device, pair and budget are used: {path} (or --no-tuned)"
-    )
-
-
-def _has_gpu(model: Path) -> bool:
-    from edgespec import runtimes
-
-    return runtimes.find(model).gpu() is not None
 
 
 def _settle_meanings(settings: dict[str, Any], notes: list[str]) -> None:

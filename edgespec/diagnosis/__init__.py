@@ -1,1 +1,1 @@
-"""Diagnosis of this machine and of models on it, for `edgespec doctor`. Prints nothing."""
+"""What this machine has, and what a model would do on one. Prints nothing."""

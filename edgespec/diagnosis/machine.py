@@ -35,11 +35,11 @@ MIN_FREE_BYTES = 1 << 30
 """Free bytes on the cache folder's disk below which not even the demo's model fits."""
 
 
-def examine(models: tuple[Path, ...] = ()) -> Iterator[Finding]:
-    """Yield findings about this machine and the disks of `models`; a failed check is a finding."""
+def examine(model: Path | None = None) -> Iterator[Finding]:
+    """Yield findings about this machine and the disk of `model`; a failed check is a finding."""
     yield from _processor()
     yield from _memory()
-    for folder, path in _disks(models):
+    for folder, path in _disks(model):
         yield _disk(folder, path)
     yield from _cache()
     yield from _libraries()
@@ -70,10 +70,10 @@ def _memory() -> Iterator[Finding]:
     yield Finding("memory", "--memory-budget auto", f"would be {format_size(budget)} now")
 
 
-def _disks(models: tuple[Path, ...]) -> Iterator[tuple[Path, Path | None]]:
-    """For each disk a folder on it and, if there is one, a model's file to read."""
+def _disks(model: Path | None) -> Iterator[tuple[Path, Path | None]]:
+    """For each disk a folder on it and, if there is one, the model's file to read."""
     seen: set[int] = set()
-    for path in (*models, cache_folder.folder()):
+    for path in filter(None, (model, cache_folder.folder())):
         file = path if path.is_file() else None
         folder = path.parent if file else path
         while not folder.is_dir() and folder != folder.parent:

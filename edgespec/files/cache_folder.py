@@ -38,9 +38,9 @@ def make_folder() -> Path:
     return path
 
 
-def enlarged_target(target_sha256: str, size_bytes: int, name: str = "embedded") -> Path:
-    """Path of the target of the pair `name`, enlarged to about `size_bytes`."""
-    return folder() / f"{_made_from(target_sha256, name)}{size_bytes >> 20}MiB.gguf"
+def enlarged_target(target_sha256: str, size_bytes: int) -> Path:
+    """Path of the embedded target, enlarged to about `size_bytes`."""
+    return folder() / f"{_made_from(target_sha256)}{size_bytes >> 20}MiB.gguf"
 
 
 def is_outdated(path: Path, target_sha256: str) -> bool:
@@ -56,11 +56,6 @@ def calibrations() -> Path:
 def experts() -> Path:
     """Folder of expert usage statistics, one small file per mixture."""
     return folder() / "experts"
-
-
-def tuned() -> Path:
-    """Folder of presets found by `edgespec tune`, one small file per device, pair and budget."""
-    return folder() / "tuned"
 
 
 def drafts() -> Path:
@@ -80,5 +75,5 @@ def models() -> list[Path]:
     )
 
 
-def _made_from(target_sha256: str, name: str = "embedded") -> str:
-    return f"{name}-{target_sha256[:8]}-"
+def _made_from(target_sha256: str) -> str:
+    return f"embedded-{target_sha256[:8]}-"

@@ -1,1 +1,1 @@
-"""Runs jobs in processes of their own, with limits, and measures other load."""
+"""Runs jobs in processes of their own, with limits."""

@@ -13,10 +13,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, Generic, TypeVar
+from typing import IO, Any, TypeVar
 
 import psutil
 
@@ -25,20 +24,10 @@ from edgespec.concurrency.interpreter import python
 from edgespec.concurrency.program import kill_started_by, prefer_to_kill
 from edgespec.errors import BudgetError, EdgespecError
 from edgespec.jobs.limits import UNLIMITED, Limiter
-from edgespec.jobs.other_work import OtherWork
 
 T = TypeVar("T")
 
 POLL_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Launched(Generic[T]):
-    """The result of a job, and the load of other processes."""
-
-    result: T
-    others: float
-    """Share of the cores that other processes used meanwhile."""
 
 
 def launch(
@@ -46,7 +35,7 @@ def launch(
     limiter: Limiter = UNLIMITED,
     cold: Iterable[Path] = (),
     tick: Callable[[], None] = lambda: None,
-) -> Launched[T]:
+) -> T:
     """Call `job`, a partial of a module's function, in a process of its own.
 
     Files in `cold` are first dropped from the page cache. `tick` is polled while the process runs.
@@ -63,15 +52,18 @@ def launch(
             job_file.write(pickle.dumps(job))
             job_file.seek(0)
             command = [*prefix, *python("-m", "edgespec.jobs.job_process", str(os.getpid()))]
-            others = OtherWork()
             process = cleanup.enter_context(_started(command, job_file, out, err))
-        share = others.share(_wait_for(process, tick))
+        while process.poll() is None:
+            tick()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_S)
         out.seek(0)
         err.seek(0)
         result, failure = _answer(process.returncode, out.read(), err.read())
     if failure is not None:
         raise failure
-    return Launched(result, share)
+    answered: T = result
+    return answered
 
 
 def drop_cache(path: Path) -> None:
@@ -101,19 +93,6 @@ def _started(
             kill_started_by(process.pid)
         process.kill()
         process.wait()
-
-
-def _wait_for(process: subprocess.Popen[bytes], tick: Callable[[], None]) -> float:
-    """Wait for the process to end; returns its CPU seconds when last polled."""
-    computed_s = 0.0
-    while process.poll() is None:
-        tick()
-        with suppress(psutil.Error):
-            times = psutil.Process(process.pid).cpu_times()
-            computed_s = times.user + times.system
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(POLL_S)
-    return computed_s
 
 
 def _answer(code: int, out: bytes, err: bytes) -> tuple[Any, EdgespecError | None]:

@@ -39,10 +39,6 @@ class RuntimeOptions(Settings):
     def check(self, load: LoadSettings) -> None:
         """Raise UsageError for options that contradict the settings for loading."""
 
-    def thriftier(self) -> Mapping[str, Self]:
-        """Options that reduce a model's memory, by the flags that a user would add."""
-        return {}
-
     def draft_on_gpu(self, n_layers: int) -> Mapping[str, Self]:
         """Options with which a GPU computes a draft of `n_layers`, by the flag that says so; none
         where the user placed it already."""

@@ -14,10 +14,10 @@ from edgespec.bench.bench_settings import BenchSettings
 from edgespec.bench.modes import ENGINE_MODES, BenchDraft, known_modes, with_drafts
 from edgespec.cli import command_line
 from edgespec.cli.commands import bench
-from edgespec.cli.commands.bench import chosen_prompts, settings_from_flags
+from edgespec.cli.commands.bench import chosen_prompts
+from edgespec.cli.flags import groups
 from edgespec.cli.flags import parser as flags
 from edgespec.cli.invocation import spelled
-from edgespec.errors import UsageError
 from edgespec.models import packaged
 from edgespec.models.embedded import embedded_pair
 from edgespec.models.model_files import copies, distinct_names, files_of, largest_of, size_of
@@ -35,8 +35,7 @@ KNOWN = known_modes(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--memory half", "'half' is not a size"),
-        ("--memory 0%", "not a size"),
+        ("-m target --memory-budget half", "'half' is not a size"),
         ("--read-limit 50%", "--read-limit 50%: write bytes a second"),
         ("--quik", "did you mean '--quick'?"),
         ("--json /nonexistent/a.json", "/nonexistent/a.json cannot be written"),
@@ -44,7 +43,6 @@ KNOWN = known_modes(
         ("--temp warm", "--temp warm"),
         ("--parallel 1,x", "--parallel x: it must be"),
         ("--parallel 0", "--parallel 0"),
-        ("-md d.gguf", "--model-draft needs the model"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(capsys, words: str, message: str):
@@ -78,12 +76,13 @@ def test_help_names_every_mode(capsys):
 
 
 def settings_of(*words: str) -> BenchSettings:
-    return settings_from_flags(flags.parse(["bench", *words]))
+    return groups.given(flags.parse(["bench", *words]), BenchSettings)
 
 
 def test_quick_gives_way_to_what_is_said():
     settings = settings_of("--quick", "-n", "7")
-    assert (settings.n_prompts, settings.repetitions, settings.max_tokens) == (1, 1, 7)
+    assert (settings.repetitions, settings.max_tokens) == (1, 7)
+    assert (chosen_prompts(settings)[1], chosen_prompts(settings_of())[1]) == (1, 3)
 
 
 def test_quick_measures_greedy_texts_unless_a_temperature_is_said():
@@ -93,13 +92,8 @@ def test_quick_measures_greedy_texts_unless_a_temperature_is_said():
 
 
 def test_the_report_says_the_command():
-    args = flags.parse(["bench", "--quick", "--memory", "30%", "--json"])
-    assert spelled(args) == "edgespec bench --quick --memory 30% --json"
-
-
-def test_each_draft_is_compared_once():
-    settings = settings_of("-m", "t.gguf", "-md", "a.gguf", "-md", "b.gguf", "-md", "a.gguf")
-    assert [path.name for path in settings.draft] == ["a.gguf", "b.gguf"]
+    args = flags.parse(["bench", "--quick", "--memory-budget", "30%", "--json"])
+    assert spelled(args) == "edgespec bench --quick --memory-budget 30% --json"
 
 
 def test_drafts_of_one_name_are_numbered():
@@ -163,16 +157,6 @@ def test_a_target_s_own_layer_guesses_for_one_text():
     assert (gone.mode, gone.reason) == ("auto x4", "the target's own layer guesses for one text")
 
 
-def test_the_curve_needs_prompts_for_all_texts(tmp_path: Path):
-    path = tmp_path / "prompts.txt"
-    path.write_text("one\ntwo\nthree\n")
-    settings = BenchSettings(prompts=path, n_prompts=2, parallel="1,2,2")
-    assert settings.parallel == (1, 2)
-    assert len(chosen_prompts(settings)) == 3
-    with pytest.raises(UsageError, match=r"2 beside the last for --parallel: .* has only 3"):
-        chosen_prompts(settings.model_copy(update={"parallel": (3,)}))
-
-
 def test_resident_needs_room_for_all_weights():
     known = with_drafts(KNOWN, [BenchDraft(Path("d"), "d")])
     modes, (gone,) = applicable(known, ModelSurvey(100, {}), 99)
@@ -184,16 +168,10 @@ def test_resident_needs_room_for_all_weights():
 def test_prompts_are_named_by_number_and_beginning(tmp_path: Path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "def one(text):\\n    pass"}\n\n{"prompt": "two\\n"}\n')
-    prompts = chosen_prompts(BenchSettings(prompts=path, n_prompts=2))
+    prompts, n_measured = chosen_prompts(BenchSettings(prompts=path))
+    assert n_measured == 2
     assert [prompt.name for prompt in prompts] == ["1 def one(text):", "2 two"]
     assert prompts[1].text == "two\n"
-
-
-def test_no_more_prompts_than_the_file_has(tmp_path: Path):
-    path = tmp_path / "prompts.txt"
-    path.write_text("one\n")
-    with pytest.raises(UsageError, match="has only 1"):
-        chosen_prompts(BenchSettings(prompts=path, n_prompts=2))
 
 
 def test_a_split_file_is_all_its_parts(tmp_path: Path):
@@ -229,7 +207,7 @@ def unenlarged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The embedded pair as it is: a bench of seconds."""
     target = tmp_path / "target.gguf"
     shutil.copy(embedded_pair().target, target)
-    monkeypatch.setattr(bench.demo, "enlarged", lambda pair, *_: (target, pair.draft))
+    monkeypatch.setattr(bench.demo, "enlarged", lambda *_: target)
 
 
 @pytest.mark.slow
@@ -237,7 +215,7 @@ def test_a_small_bench_from_end_to_end(tmp_path: Path, unenlarged: None, capsys)
     """Two modes write the same four tokens greedily, and others as chat samples: the target's
     makers recommend nothing. Every output holds all of it."""
     pytest.importorskip("llama_cpp")
-    words = "--memory unlimited --modes mmap,auto -n 4 --n-prompts 1 --repetitions 1 -t 1"
+    words = "--memory-budget auto --modes mmap,auto -n 4 --quick --temp 0.8 -t 1"
     data = tmp_path / "a.json"
     assert command_line.main(["bench", *words.split(), "--json", str(data)]) == 0
     out, err = capsys.readouterr()
@@ -262,8 +240,7 @@ def test_a_small_bench_from_end_to_end(tmp_path: Path, unenlarged: None, capsys)
 @pytest.mark.slow
 def test_sampled_texts_of_all_modes_are_equal(unenlarged: None, capsys):
     pytest.importorskip("llama_cpp")
-    words = "--memory unlimited --modes mmap,paged,lookup,auto -n 16 --n-prompts 1 --temp 1"
-    words += " --repetitions 1 --baseline-tokens 16 -t 1"
+    words = "--memory-budget auto --modes mmap,paged,lookup,auto -n 16 --quick --temp 1 -t 1"
     assert command_line.main(["bench", *words.split(), "--json"]) == 0
     mmap, *ours = json.loads(capsys.readouterr().out)["modes"][4:]
     assert mmap["agreement"] is None
@@ -276,8 +253,8 @@ def test_a_target_that_guesses_for_itself_needs_no_draft(tmp_path: Path, capsys)
     from zoo_files import write_guessing
 
     target, data = write_guessing(tmp_path / "m.gguf", "glm4moe", knows=True), tmp_path / "a.json"
-    words = "--memory unlimited --modes llama-linear,auto -n 4"
-    words += " --n-prompts 1 --repetitions 1 -t 1 --temp 0"
+    words = "--memory-budget auto --modes llama-linear,auto -n 4"
+    words += " --quick -t 1"
     command = ["bench", "-m", str(target), *words.split(), "--json", str(data)]
     assert command_line.main(command) == 0
     content = json.loads(data.read_text())
@@ -292,8 +269,8 @@ def test_a_layer_that_was_left_out_is_not_named_as_the_draft(tmp_path: Path, cap
     from zoo_files import write_guessing
 
     target = write_guessing(tmp_path / "m.gguf", "qwen35")
-    words = "--memory unlimited --modes paged,auto -n 2"
-    words += " --n-prompts 1 --repetitions 1 -t 1 --temp 0 --json"
+    words = "--memory-budget auto --modes paged,auto -n 2"
+    words += " --quick -t 1 --json"
     command = ["bench", "-m", str(target), "--parallel", "2", *words.split()]
     assert command_line.main(command) == 0
     content = json.loads(capsys.readouterr().out)
@@ -312,8 +289,8 @@ def test_several_drafts_stand_side_by_side(tmp_path: Path, capsys):
     pair = embedded_pair()
     other = tiny_llama().write(tmp_path / "other.gguf")
     drafts = [word for path in (pair.draft, pair.target, other) for word in ("-md", str(path))]
-    words = "--memory 300MiB --modes paged,linear -n 8"
-    words += " --n-prompts 1 --repetitions 1 -t 1 --temp 0 --json"
+    words = "--memory-budget 300MiB --modes paged,linear -n 8"
+    words += " --quick -t 1 --json"
     assert command_line.main(["bench", "-m", str(pair.target), *drafts, *words.split()]) == 0
     out, err = capsys.readouterr()
     content = json.loads(out)
@@ -335,8 +312,8 @@ def test_several_drafts_stand_side_by_side(tmp_path: Path, capsys):
 @pytest.mark.slow
 def test_a_curve_of_texts_at_once(unenlarged: None, capsys):
     pytest.importorskip("llama_cpp")
-    words = "--memory unlimited --modes mmap --parallel 1,3 -n 4"
-    words += " --n-prompts 1 --repetitions 1 -t 1 --temp 0"
+    words = "--memory-budget auto --modes mmap --parallel 1,3 -n 4"
+    words += " --quick -t 1"
     assert command_line.main(["bench", *words.split(), "--json"]) == 0
     out, err = capsys.readouterr()
     content = json.loads(out)
@@ -359,8 +336,8 @@ def test_a_small_bench_of_an_onnx_pair(tmp_path: Path, capsys):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("def read_lines\n")
     words = (
-        f"-m {tmp_path / 'target'} -md {tmp_path / 'draft'} --memory unlimited "
-        f"--modes mmap,auto -n 4 --prompts {prompts} --n-prompts 1 --repetitions 1 "
+        f"-m {tmp_path / 'target'} -md {tmp_path / 'draft'} --memory-budget auto "
+        f"--modes mmap,auto -n 4 --prompts {prompts} --repetitions 1 "
         "-c 64 -t 1 --temp 0"
     )
     data = tmp_path / "a.json"
@@ -376,8 +353,8 @@ def test_a_small_bench_of_an_onnx_pair(tmp_path: Path, capsys):
 @pytest.mark.slow
 def test_a_budget_that_cannot_work_is_exit_code_4(unenlarged: None, capsys):
     pytest.importorskip("llama_cpp")
-    assert command_line.main(["bench", "--memory", "50%", "--modes", "auto", "--quick"]) == 4
-    assert "raise --memory " in capsys.readouterr().err
+    assert command_line.main(["bench", "--memory-budget", "50MiB", "--modes", "auto", "--quick"]) == 4
+    assert "raise --memory-budget" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -396,11 +373,3 @@ def test_json_on_stdout_is_alone_there(measured: None, capsys):
 
 def test_engine_modes_are_named_once():
     assert len({mode.name for mode in ENGINE_MODES}) == len(ENGINE_MODES)
-
-
-def test_a_limit_below_any_process_is_refused_before_anything_is_made(
-    own_cache_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command_line.main(["bench", "--memory", "1KiB"]) == 2
-    assert "--memory 1KiB: a run takes 80.0 MiB" in capsys.readouterr().err
-    assert not own_cache_folder.exists()

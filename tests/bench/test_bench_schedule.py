@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -13,10 +12,9 @@ from edgespec.bench.bench_runs import RAW, Bench, scheduled_runs, survey
 from edgespec.bench.bench_settings import BenchSettings
 from edgespec.bench.modes import ENGINE_MODES, choose, known_modes
 from edgespec.errors import UsageError
-from edgespec.jobs.launching import Launched
-from edgespec.jobs.limits import UNLIMITED
 from edgespec.ports.baselines import Baseline
 from edgespec.settings.base import in_flags
+from edgespec.settings.config import LoadSettings
 from edgespec.settings.units import format_duration
 
 KNOWN = known_modes(
@@ -29,31 +27,31 @@ KNOWN = known_modes(
 
 
 def test_every_mode_and_the_raw_reads_have_a_turn_per_prompt_and_repetition():
-    due = list(scheduled_runs(["a", "b"], 3, 2))
+    due = list(scheduled_runs([RAW, "a", "b"], 3, 2))
     assert Counter(turn.mode for turn in due) == {"a": 6, "b": 6, RAW: 6}
     assert len(set(due)) == len(due)
 
 
 def test_modes_of_one_prompt_and_repetition_run_one_after_the_other():
-    due = list(scheduled_runs(["a", "b"], 2, 2))
+    due = list(scheduled_runs([RAW, "a", "b"], 2, 2))
     for at in range(0, len(due), 3):
         assert len({(turn.prompt, turn.repetition) for turn in due[at : at + 3]}) == 1
 
 
 def test_planning_is_shown_while_it_lasts(monkeypatch: pytest.MonkeyPatch):
-    def launched(job: object, tick: Callable[[], None]) -> Launched[int]:
+    def launched(job: object, tick: Callable[[], None]) -> int:
         tick()
-        return Launched(0, 0.0)
+        return 0
 
     shown: list[tuple[str, float]] = []
     monkeypatch.setattr(bench_runs, "launch", launched)
-    bench = Bench(BenchSettings(), Path("big.gguf"), [], [], UNLIMITED, None, 1)
+    bench = Bench(BenchSettings(), LoadSettings(model="big.gguf"), [], [], 0)
     survey(bench, lambda what, share: shown.append((what, share)))
     assert shown == [("planning", 0.0)]
 
 
 def test_no_mode_is_always_first():
-    due = list(scheduled_runs(["a", "b"], 3, 1))
+    due = list(scheduled_runs([RAW, "a", "b"], 3, 1))
     assert {due[at].mode for at in range(0, len(due), 3)} == {"a", "b", RAW}
 
 
@@ -85,31 +83,14 @@ def test_ablations_never_leave_their_rules():
     assert not [mode.name for mode in fixed if mode.engine and not mode.engine.no_overlap]
 
 
-@pytest.mark.parametrize(
-    ("text", "rate"), [("300M", 300_000_000), ("1.5G", 1_500_000_000), ("300MB/s", 300_000_000)]
-)
-def test_rates_are_decimal(text: str, rate: int):
-    assert BenchSettings(read_limit=text).read_limit == rate  # type: ignore[arg-type]
-
-
-def test_a_share_is_of_the_models():
-    settings = BenchSettings(memory="30%")
-    assert settings.memory_bytes(1000) == 300
-    assert BenchSettings(memory="unlimited").memory_bytes(1000) is None
-
-
 def test_slow_modes_get_no_more_tokens_than_the_others():
     assert BenchSettings(max_tokens=4).tokens_of(is_slow=True) == 4
-    assert BenchSettings().tokens_of(is_slow=True) == 16
+    assert BenchSettings().tokens_of(is_slow=True) == 8
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"memory": "half"}, "'half' is not a size"),
-        ({"read_limit": "fast"}, "--read-limit fast"),
-        ({"draft": Path("d.gguf")}, "--model-draft needs the model"),
-        ({"model": Path("m.gguf"), "size": "1GiB"}, "--size is of the enlarged target"),
         ({"repetitions": 0}, "--repetitions 0"),
         ({"max_tokens": "many"}, "--n-predict many"),
     ],

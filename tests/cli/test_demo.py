@@ -10,12 +10,8 @@ import pytest
 
 from edgespec.cli.commands import demo
 from edgespec.cli.console import Console
-from edgespec.cli.fetching import NamedPair
 from edgespec.errors import EdgespecError
 from edgespec.models.embedded import embedded_pair
-
-OWN = embedded_pair()
-PAIR = NamedPair("embedded", OWN.target, OWN.draft, "0123456789abcdef")
 
 
 @pytest.fixture
@@ -34,10 +30,9 @@ def test_the_target_is_enlarged_once(
 
     monkeypatch.setattr(demo, "enlarge", enlarge)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    first, draft = demo.enlarged(PAIR, 64 << 20, console)
-    assert demo.enlarged(PAIR, 64 << 20, console) == (first, draft)
-    assert demo.enlarged(PAIR, 32 << 20, console) != (first, draft)
-    assert draft == PAIR.draft
+    first = demo.enlarged(64 << 20, console)
+    assert demo.enlarged(64 << 20, console) == first
+    assert demo.enlarged(32 << 20, console) != first
     assert made == [64 << 20, 32 << 20]
     assert first.parent == tmp_path / "edgespec"
 

@@ -20,26 +20,23 @@ from golden_output import hold, hold_width
 from bench_rows import report as bench_report
 from bench_rows import row
 from edgespec import runtimes
+from edgespec.bench.bench_runs import Bench, ModelSurvey, Results
 from edgespec.cli import fetching
-from edgespec.cli.commands import bench, demo, doctor
-from edgespec.cli.commands import tune as tune_command
-from edgespec.diagnosis.forecast import Forecast, Speedup
+from edgespec.cli.commands import bench, demo, doctor, tune
 from edgespec.errors import BudgetError
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryRow, plan_memory
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
+from edgespec.models.embedded import embedded_pair
 from edgespec.paging import disk_speed
 from edgespec.ports.findings import Finding
 from edgespec.server import lifetime
 from edgespec.session import own_draft, session
 from edgespec.settings.config import SamplingParams
-from edgespec.tuning import pair_figures, trial, trial_runner
-from edgespec.tuning.pair_figures import Prediction
 from edgespec.values import ExpertStats, PagingStats, SourceStats
 from engine_cases import counting
 from fake_session import PLAN, FakeSession, refuse_to_load
-from formula_trials import FormulaTrialRunner, figures
 from rpc_servers import free_port
 from session_cases import open_session
 
@@ -147,19 +144,16 @@ def test_an_impossible_budget(golden: Golden, monkeypatch: pytest.MonkeyPatch) -
 
 
 PLANS = {
-    "resident": (PLAN, None),
-    "paged": (PAGED, None),
-    "predicted": (PAGED, Prediction(4.25, 5.0, read_s=1.0, compute_s=0.5)),
-    "mixture": (MIXTURE, None),
+    "resident": PLAN,
+    "paged": PAGED,
+    "mixture": MIXTURE,
 }
 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 @pytest.mark.parametrize("kind", PLANS)
 def test_plan(golden: Golden, kind: str, as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, predicted = PLANS[kind]
-    monkeypatch.setattr(session, "plan", lambda *args: plan)
-    monkeypatch.setattr(pair_figures, "predicted", lambda *args: predicted)
+    monkeypatch.setattr(session, "plan", lambda *args: PLANS[kind])
     monkeypatch.setattr(disk_speed, "bytes_per_second", lambda path, limit: 3e8)
     golden(f"plan-{kind}-{'json' if as_json else 'text'}", "plan", *["--json"] * as_json)
 
@@ -206,35 +200,25 @@ FINDINGS = (
     Finding("processor", "cores", "4 physical", "note", "use them all"),
     Finding("cache", "folder", "cannot be written", "problem", "make it writable"),
 )
-FORECAST = Forecast(
-    PAGED,
-    3e8,
-    2.5,
-    "reading limits the speed",
-    1.25,
-    (Speedup("a disk twice as fast", 2.4), Speedup("another GiB of memory", None)),
-)
 
 
-@pytest.mark.parametrize("flags", [(), ("--json",), ("--no-draft",), ("--no-draft", "--json")])
+@pytest.mark.parametrize("flags", [(), ("--json",)])
 def test_doctor(golden: Golden, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda paths: iter(FINDINGS))
-    monkeypatch.setattr(doctor, "_examined_pair", lambda *args: (FORECAST, figures(1.2)))
+    monkeypatch.setattr(doctor, "examine", lambda model: iter(FINDINGS))
     golden(f"doctor{''.join(flags)}", "doctor", *flags)
 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 def test_tune(golden: Golden, as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    speed = {"draft_max": 6.0, "lookup": 5.5}
-    runner = FormulaTrialRunner(
-        lambda one: max([speed.get(name, 5.0) for name in one.changed], default=5.0)
-    )
-    monkeypatch.setattr(trial, "own_bytes", lambda: 0)
+    def run_all(bench: Bench, *others: object) -> Results:
+        rates = {mode.name: 5.0 + ("lookup" in mode.name) for mode in bench.modes[:-3]}
+        turns = [row(mode, rate, "p", n) for n in range(2) for mode, rate in rates.items()]
+        return Results(rows=turns)
+
     monkeypatch.setattr(process, "usable_cores", lambda: 4)
-    monkeypatch.setattr(trial_runner, "plan_trial", lambda load, engine: replace(PAGED))
-    monkeypatch.setattr(tune_command, "_trial_runner", lambda *args: runner)
-    flags = ("--memory-budget", "900MiB", "--out", "preset.toml", *["--json"] * as_json)
-    golden(f"tune-{'json' if as_json else 'text'}", "tune", *flags)
+    monkeypatch.setattr(tune, "survey", lambda *args: ModelSurvey(0, {}))
+    monkeypatch.setattr(tune, "run_all", run_all)
+    golden(f"tune-{'json' if as_json else 'text'}", "tune", *["--json"] * as_json)
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",), ("--json", "all.json")])
@@ -248,7 +232,8 @@ def test_demo(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     written = {"timings": {"tokens_per_s": 2.0}, "tokens": [1, 2], "smallest_bytes": 50 * MIB}
     monkeypatch.setattr(demo, "command", lambda *words, stdout=None: json.dumps(written).encode())
     monkeypatch.setattr(demo, "_generated", lambda *words, quiet=False: written)
-    golden("demo", "demo", "--size", "1MiB")
+    monkeypatch.setattr(demo, "enlarged", lambda *args: embedded_pair().target)
+    golden("demo", "demo")
 
 
 JSON_FLAG = pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])

@@ -143,8 +143,6 @@ SUGGESTIONS = [
         ("generate -p hi --config memory-9gb", "did you mean 'memory-"),
         ("plan --read-limit fast", "--read-limit fast: write bytes a second like 300M"),
         ("models enlarge embedded out.gguf", "--size"),
-        ("demo -n -7", "--n-predict -7"),
-        ("demo --size -1", "--size -1: '-1' is not a size"),
         ("-v", "unknown flag -v: --version shows the version"),
         ("generate -p hi --mem 1G", "unknown flag --mem; did you mean '--memory-budget'?"),
         ("generate -p hi -m https://hub.example/x.gguf", "is an address: download the file"),

@@ -12,7 +12,6 @@ from edgespec.memory.budget import MemoryPlan, MemoryRow, plan_memory
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
 from edgespec.settings.units import format_size
-from edgespec.tuning.pair_figures import Prediction
 from edgespec.values import ExpertStats, GenerationResult, PagingStats, SpeculationStats
 
 MIB = 1 << 20
@@ -81,15 +80,6 @@ def test_without_a_bandwidth_there_is_no_prediction():
 
 def test_the_prediction_is_a_number():
     assert plan_report(PAGED, 100 * MIB).as_dict()["seconds_per_pass"] == 3.0
-
-
-def test_what_was_measured_of_the_pair_predicts_tokens_a_second():
-    found = Prediction(4.25, 5.0, read_s=1.0, compute_s=0.5)
-    report = plan_report(PAGED, 100 * MIB, "as given", found)
-    text = "\n".join(report.lines())
-    assert "4.25 tokens/s, 5.0 a pass" in text
-    assert "per token alone" not in text
-    assert report.as_dict()["predicted"]["tokens_per_s"] == 4.25
 
 
 def test_the_summary_of_a_paged_run_names_what_was_read():

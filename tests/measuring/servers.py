@@ -79,7 +79,7 @@ def command(case: Case, options: argparse.Namespace, port: int) -> list[str]:
     shared += ["-t", str(options.threads)]
     if case.server == "edgespec":
         budget = f"{int(BUDGET_SHARE * options.memory)}B"
-        shared += ["--no-tuned", *([] if draft else ["--no-draft"])]
+        shared += [] if draft else ["--no-draft"]
         edgespec = [sys.executable, "-m", "edgespec", "serve", "-c", str(options.ctx_size)]
         return [*edgespec, *shared, "--memory-budget", budget, "--quiet"]
     ctx = ["-c", str(case.n_slots * options.ctx_size), "--cache-ram", "0", "--no-warmup"]

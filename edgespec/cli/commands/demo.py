@@ -13,21 +13,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from edgespec import runtimes
-from edgespec.cli import fetching
 from edgespec.cli.console import Console
-from edgespec.cli.flags import groups
 from edgespec.cli.interrupts import Interrupts
 from edgespec.concurrency.exit_codes import exit_message
 from edgespec.concurrency.interpreter import python
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
 from edgespec.models import packaged
+from edgespec.models.embedded import embedded_pair
 from edgespec.models.enlarging import enlarge
-from edgespec.settings.config import GenerateSettings
-from edgespec.settings.units import format_rate, format_size, parse_size
+from edgespec.settings.units import format_rate, format_size
 
-SIZE = "512MiB"
+SIZE = 512 << 20
 REAL_MODEL = "qwen2.5-coder"
 TOKENS = 40
 
@@ -38,14 +35,6 @@ def add_to(parser: ArgumentParser) -> None:
         "first alone, then with a draft. The model comes with edgespec and is enlarged once, to a\n"
         "file in the cache folder: it writes the same text, at the cost of its new size."
     )
-    groups.flag(
-        parser,
-        "--pair NAME",
-        "embedded, or a real model that is downloaded once: smollm2, qwen2.5-coder (default: "
-        "embedded)",
-    )
-    groups.flag(parser, "--size SIZE", f"size of the enlarged model (default: {SIZE})")
-    groups.flag(parser, "-n --n-predict N", f"tokens (default: {TOKENS})", dest="max_tokens")
 
 
 PROMPT = '''\
@@ -64,25 +53,12 @@ CTX_SIZE = 512
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Parse the flags and run the demonstration."""
-    n_tokens = getattr(args, "max_tokens", TOKENS)
-    settings = groups.given(args, GenerateSettings, max_tokens=n_tokens)
-    size = getattr(args, "size", SIZE)
-    console = Console()
-    pair = fetching.pair_named(getattr(args, "pair", fetching.EMBEDDED), console)
-    demonstrate(pair, parse_size(size, named=f"--size {size}"), settings.max_tokens, console)
-    return 0
-
-
-def demonstrate(
-    pair: fetching.NamedPair, size_bytes: int, max_tokens: int, console: Console
-) -> None:
     """Enlarge the target if needed, plan, complete PROMPT alone and with guesses, and compare."""
-    target, draft = enlarged(pair, size_bytes, console)
-    target_bytes = target.stat().st_size
-    guesses = ("-md", draft) if draft else ("--lookup",)
-    models = ("-m", target, *guesses, "-c", CTX_SIZE, "--no-tuned")
+    console = Console()
+    target = enlarged(SIZE, console)
+    models = ("-m", target, "-md", embedded_pair().draft, "-c", CTX_SIZE)
     plan = json.loads(command("plan", *models, "--json", stdout=subprocess.PIPE))
+    target_bytes = target.stat().st_size
     budget_bytes = plan["smallest_bytes"] + int(WEIGHTS_SHARE * target_bytes)
     console.write(
         f"target: {target}, {format_size(target_bytes)}\n"
@@ -90,18 +66,18 @@ def demonstrate(
     )
     budget, slow = ("--memory-budget", budget_bytes), ("--read-limit", READ_LIMIT)
     command("plan", *models, *budget, *slow)
-    shared = (*budget, "-p", PROMPT, "-n", max_tokens)
-    rate, source = format_rate(READ_LIMIT), "the draft" if draft else "guesses from the text itself"
+    shared = (*budget, "-p", PROMPT, "-n", TOKENS)
+    rate = format_rate(READ_LIMIT)
     console.write(f"\n--- the target alone, as from a SATA disk, {rate}\n" + PROMPT.rstrip("\n"))
-    unaided = ("-m", target, "-c", CTX_SIZE, "--no-tuned", "--no-draft", *shared)
+    unaided = ("-m", target, "-c", CTX_SIZE, "--no-draft", *shared)
     alone = _generated(*unaided, *slow)
-    console.write(f"\n--- with {source}, the same disk\n" + PROMPT.rstrip("\n"))
+    console.write("\n--- with the draft, the same disk\n" + PROMPT.rstrip("\n"))
     drafted = _generated(*models, *shared, *slow)
     own_alone, own = (_generated(*w, quiet=True) for w in (unaided, (*models, *shared)))
-    console.write(f"\nAs from a SATA disk, {rate}: {comparison(alone, drafted, source)}")
-    console.write(f"This machine's own disk: {comparison(own_alone, own, source)}")
-    if pair.name == fetching.EMBEDDED:
-        console.write(_next_step())
+    console.write(f"\nAs from a SATA disk, {rate}: {comparison(alone, drafted)}")
+    console.write(f"This machine's own disk: {comparison(own_alone, own)}")
+    console.write(_next_step())
+    return 0
 
 
 def _next_step() -> str:
@@ -115,24 +91,16 @@ def _next_step() -> str:
     )
 
 
-def enlarged(
-    pair: fetching.NamedPair, size_bytes: int, console: Console
-) -> tuple[Path, Path | None]:
-    """The enlarged target in the cache folder, created on first use, and its draft, unless that is
-    a head, which reads the states of the smaller model.
-
-    A target that is already large enough is used unchanged.
-    """
-    if pair.target.stat().st_size >= size_bytes:
-        return pair.target, pair.draft
-    out = cache_folder.enlarged_target(pair.target_sha256, size_bytes, pair.name)
+def enlarged(size_bytes: int, console: Console) -> Path:
+    """The enlarged embedded target in the cache folder, created on first use."""
+    pair = embedded_pair()
+    out = cache_folder.enlarged_target(pair.target_sha256, size_bytes)
     cache_folder.make_folder()
     if not out.exists():
-        console.note(f"enlarging the {pair.name} target to {format_size(size_bytes)}, once: {out}")
+        console.note(f"enlarging the embedded target to {format_size(size_bytes)}, once: {out}")
         enlarge(pair.target, out, size_bytes, console.progress)
         console.end_of_progress()
-    is_whole = pair.draft is not None and runtimes.describe(pair.draft).head is None
-    return out, pair.draft if is_whole else None
+    return out
 
 
 def command(*words: object, stdout: int | None = None) -> bytes:
@@ -165,8 +133,8 @@ def _generated(*words: object, quiet: bool = False) -> dict[str, Any]:
         return report
 
 
-def comparison(alone: dict[str, Any], drafted: dict[str, Any], source: str = "the draft") -> str:
-    """One line that compares two reports of `generate`; `source` guessed in the second."""
+def comparison(alone: dict[str, Any], drafted: dict[str, Any]) -> str:
+    """One line that compares two reports of `generate`, without and with the draft."""
     slow, fast = (report["timings"]["tokens_per_s"] for report in (alone, drafted))
     same = alone["tokens"] == drafted["tokens"]
     verdict = (
@@ -175,6 +143,6 @@ def comparison(alone: dict[str, Any], drafted: dict[str, Any], source: str = "th
         else "the texts differ where two tokens were almost equally probable"
     )
     return (
-        f"{slow:.1f} tokens/s alone, {fast:.1f} with {source}: {fast / slow:.1f} times as fast; "
+        f"{slow:.1f} tokens/s alone, {fast:.1f} with the draft: {fast / slow:.1f} times as fast; "
         f"{verdict}"
     )

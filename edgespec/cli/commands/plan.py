@@ -57,14 +57,11 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     source = "the limit" if bandwidth == limit else "measured just now"
     # imported after planning, because modules take memory
     from edgespec.session import own_draft
-    from edgespec.tuning import pair_figures
 
-    load = command.load if memory_plan.has_draft else command.load.without_draft()
-    predicted = pair_figures.predicted(load, memory_plan, bandwidth)
     if "json" not in args:
         for note in command.notes:
             console.note(note)
     made = own_draft.measured(command.load.draft) if command.load.draft else None
     tokens = made.tokens_per_pass if made else None
-    console.result(args, plan_report(memory_plan, bandwidth, source, predicted, tokens))
+    console.result(args, plan_report(memory_plan, bandwidth, source, tokens))
     return 0

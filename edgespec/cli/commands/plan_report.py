@@ -15,7 +15,6 @@ from edgespec.settings.units import format_rate, format_size
 
 if TYPE_CHECKING:
     from edgespec.engine.prices import Point
-    from edgespec.tuning.pair_figures import Prediction
 
 LOOKUP_TOKENS, DRAFT_TOKENS = (1.1, 3.0), (1.5, 8.0)
 """Tokens per pass of real models: from the text alone, and with a draft or head."""
@@ -27,7 +26,6 @@ def plan_report(
     plan: MemoryPlan,
     disk_bytes_per_s: float | None = None,
     disk_source: str = "",
-    predicted: Prediction | None = None,
     measured: float | None = None,
 ) -> Report:
     """Report of a memory plan and the predicted cost of a pass.
@@ -38,11 +36,7 @@ def plan_report(
         Row("", plan, _plan_lines),
         Row("disk_bytes_per_s", disk_bytes_per_s),
         Row("seconds_per_pass", _pass_s(plan, disk_bytes_per_s) if disk_bytes_per_s else None),
-        Row(
-            "predicted",
-            predicted,
-            _pass_lines(plan, disk_bytes_per_s, disk_source, predicted, measured),
-        ),
+        Row(format=_pass_lines(plan, disk_bytes_per_s, disk_source, measured)),
         Row(format=plan.notes),
     )
 
@@ -101,12 +95,10 @@ def _pass_lines(
     plan: MemoryPlan,
     disk_bytes_per_s: float | None,
     disk_source: str,
-    predicted: Prediction | None,
     measured: float | None,
 ) -> list[str]:
     if not plan.paged:
-        lines = ["The target fits into memory: its weights stay there, and no pass reads the disk."]
-        return lines + ([_predicted_line(predicted)] if predicted else [])
+        return ["The target fits into memory: its weights stay there, and no pass reads the disk."]
     segments = f"{plan.n_pinned} of {len(plan.segments)} segments are pinned"
     pinned = format_size(plan.pinned_bytes)
     if plan.n_pinned < len(plan.segments):
@@ -125,10 +117,7 @@ def _pass_lines(
     if disk_bytes_per_s:
         disk = f"At {format_rate(disk_bytes_per_s)} ({disk_source})"
         reading = f"{disk} reading takes {_pass_s(plan, disk_bytes_per_s):.2f} s"
-        if predicted:
-            lines += [f"{reading}.", _predicted_line(predicted)]
-        else:
-            lines.append(f"{reading}: {_bound(plan, disk_bytes_per_s, measured)}")
+        lines.append(f"{reading}: {_bound(plan, disk_bytes_per_s, measured)}")
     return lines
 
 
@@ -140,13 +129,6 @@ def _of_short_texts(plan: MemoryPlan) -> str:
     return (
         f", of short texts {format_size(least)}: weights have the KV cache's memory until it is "
         "filled"
-    )
-
-
-def _predicted_line(predicted: Prediction) -> str:
-    return (
-        f"Predicted: {predicted.tokens_per_s:.2f} tokens/s, {predicted.tokens_per_pass:.1f} a "
-        "pass, from a run of `tune` or `doctor` with these models here, on the texts used there."
     )
 
 
@@ -179,5 +161,5 @@ def _bound(plan: MemoryPlan, disk_bytes_per_s: float, measured: float | None) ->
         )
     return (
         f"{_pass_s(plan, disk_bytes_per_s):.2f} s per token alone{guessed}.\n"
-        "Computing may take longer: `edgespec doctor` with these models measures it."
+        "Computing may take longer: `edgespec bench` with these models measures it."
     )

@@ -40,9 +40,9 @@ def flag(group: _ArgumentGroup | ArgumentParser, spelling: str, text: str, **mor
     group.add_argument(*flags, help=text.replace("%", "%%"), **given | more)
 
 
-def add_models(parser: ArgumentParser, tuning: bool = False, several: bool = False) -> None:
-    """Flags for models. With `tuning`, several drafts may be given and presets are not used; with
-    `several`, several targets and folders of them."""
+def add_models(parser: ArgumentParser, several: bool = False, several_drafts: bool = False) -> None:
+    """Flags for models; with `several` or `several_drafts`, more than one target or draft may be
+    given, or folders of targets."""
     group = parser.add_argument_group("models")
     flag(
         group,
@@ -64,8 +64,8 @@ def add_models(parser: ArgumentParser, tuning: bool = False, several: bool = Fal
         "draft model: a small one of the same family, which guesses; self makes one from the "
         "target, once, and keeps it in the cache (default: with -m one that comes with the "
         "target or was made from it)"
-        + ("; may be given several times to find the best one" if tuning else ""),
-        action="append" if tuning else "store",
+        + ("; may be given several times to find the best one" if several_drafts else ""),
+        action="append" if several_drafts else "store",
         dest="draft",
     )
     flag(
@@ -78,15 +78,9 @@ def add_models(parser: ArgumentParser, tuning: bool = False, several: bool = Fal
     flag(
         group,
         "--config FILE",
-        "TOML file of settings, or the name of a preset; keys are the long flags' names, and "
+        "TOML file of settings, or the name of a preset; keys are the settings' names, and "
         "flags take precedence",
     )
-    if not tuning:
-        flag(
-            group,
-            "--no-tuned",
-            "ignore the settings that `edgespec tune` found for these models and this budget",
-        )
 
 
 def add_memory(parser: ArgumentParser) -> None:

@@ -33,8 +33,8 @@ COMMANDS = {
     "plan": "show how memory would be divided; load nothing",
     "demo": "see it work with the models that come with edgespec",
     "bench": "compare ways of decoding on this machine",
-    "tune": "find the fastest settings for a memory budget",
-    "doctor": "examine this machine, and what limits a pair on it",
+    "tune": "find the fastest settings for a pair and a budget",
+    "doctor": "examine this machine",
     "models": "list, describe, download and make models",
 }
 """Commands and their descriptions in `--help`."""

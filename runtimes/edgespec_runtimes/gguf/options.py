@@ -89,12 +89,6 @@ class GgufOptions(RuntimeOptions):
                 "auto or on, or use f16"
             )
 
-    def thriftier(self) -> Mapping[str, Self]:
-        if not self.cache_type_k == self.cache_type_v == "f16" or self.flash_attn == "off":
-            return {}
-        smaller = self.model_copy(update={"cache_type_k": "q8_0", "cache_type_v": "q8_0"})
-        return {"-ctk q8_0 -ctv q8_0, which changes the text": smaller}
-
     def draft_on_gpu(self, n_layers: int) -> Mapping[str, Self]:
         if "n_gpu_layers_draft" in self.model_fields_set:
             return {}

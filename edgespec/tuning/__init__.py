@@ -1,1 +1,0 @@
-"""Finds the fastest settings for a device, a pair and a memory budget: `edgespec tune`."""
