@@ -1,1 +1,1 @@
-"""What this machine has, and what a model would do on one. Prints nothing."""
+"""Examines this machine, and predicts models that are not at hand. Prints nothing."""

@@ -353,7 +353,9 @@ def test_a_small_bench_of_an_onnx_pair(tmp_path: Path, capsys):
 @pytest.mark.slow
 def test_a_budget_that_cannot_work_is_exit_code_4(unenlarged: None, capsys):
     pytest.importorskip("llama_cpp")
-    assert command_line.main(["bench", "--memory-budget", "50MiB", "--modes", "auto", "--quick"]) == 4
+    assert (
+        command_line.main(["bench", "--memory-budget", "50MiB", "--modes", "auto", "--quick"]) == 4
+    )
     assert "raise --memory-budget" in capsys.readouterr().err
 
 
