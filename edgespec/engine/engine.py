@@ -25,7 +25,6 @@ from edgespec.engine import prompt_reading
 from edgespec.engine.admission import admit, check_sources, notes_on, obstacle
 from edgespec.engine.generation import Generation
 from edgespec.engine.growth import Logits, TreeGrowth, check
-from edgespec.engine.kept_ledger import KeptLedger
 from edgespec.engine.ledger import Deal
 from edgespec.engine.outcome import RoundOutcome, surest
 from edgespec.engine.settings import EngineSettings
@@ -33,7 +32,7 @@ from edgespec.engine.slot import Slot
 from edgespec.engine.sources.line_up import line_up
 from edgespec.engine.sources.mixer import Mixer
 from edgespec.engine.sources.source import Source
-from edgespec.engine.state_store import StateStore
+from edgespec.engine.state_store import KeptLedger, StateStore
 from edgespec.engine.text import Text
 from edgespec.errors import SessionClosed
 from edgespec.pool import Pool
@@ -87,8 +86,9 @@ class Engine(TreeGrowth):
         self.limits = settings.limits_for(target.info)
         self.sources = line_up(target, None if reason else draft, sources, settings)
         self.mixer, self.pool, self.worker = Mixer(), Pool(), Worker()
-        mixer = self.mixer if self.sources else None
-        self.ledger = KeptLedger(target, draft, mixer, settings, state_store)
+        draft_info = draft.info if draft is not None else None
+        store = state_store if self.sources else None
+        self.ledger = KeptLedger(target, draft_info, self.mixer, settings, store)
         n_slots = min(settings.n_texts(target.info), self.limits.max_nodes)
         places = (prefixes(n) if prefixes is not None else None for n in range(n_slots))
         slots = [Slot(target, n, self.sources, place) for n, place in enumerate(places)]

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.concurrency.worker import Running
-from edgespec.engine.kept_ledger import KeptLedger
 from edgespec.engine.ledger import Deal
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.scheduler import Scheduler
 from edgespec.engine.sources.mixer import Mixer
 from edgespec.engine.sources.source import Opinion, Source
+from edgespec.engine.state_store import KeptLedger
 from edgespec.engine.text import Text
 from edgespec.errors import Cancelled
 from edgespec.pool import Pool

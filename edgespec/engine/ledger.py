@@ -305,9 +305,6 @@ class Ledger:
         known = self.prices.mean_rows
         return [n for n in self.timed_rows if n <= most and not known[octave(n)]]
 
-    def keep(self) -> None:
-        """Store what was learnt, in a ledger that does."""
-
     def _cost(self, deal: Deal, outcome: RoundOutcome) -> float:
         """Tokens without guesses in the time of a round with guesses, without what other processes
         held up."""

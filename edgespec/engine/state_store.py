@@ -1,27 +1,34 @@
-"""Storage of learnt state between runs, in one small file per pair of models.
+"""What an engine learns of a pair, kept for its next runs in one small file per pair.
 
-Knows the format of the files, but not the meaning of the numbers.
+Prices are kept by name, weights of sources as the mixer names them. Calls no model.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from edgespec.engine.ledger import Ledger
+from edgespec.engine.prices import Prices
+from edgespec.engine.settings import EngineSettings
+from edgespec.engine.sources.mixer import Mixer, Numbers
 from edgespec.files.json_file import JsonFile, pair_digest
-from edgespec.values import ModelInfo
-
-Numbers = Mapping[str, float]
-Learnt = Mapping[str, Numbers]
-"""Learnt state by learner and key, the least recently used first."""
+from edgespec.ports import LanguageModel
+from edgespec.values import ModelInfo, PagingStats
 
 T = TypeVar("T")
+Learnt = Mapping[str, Numbers]
+"""Learnt state by learner and key, the least recently used first."""
 
 MAX_ENTRIES = 64
 """Most entries per pair: the file is written after every text."""
 MAX_FILES = 128
+CONFIDENCES = "confidences"
+"""Name of the mixer's weights in the stored state."""
+TIMED_ROWS = (1, 2, 8)
+MIN_DRAFT_SHARE = 0.05
+"""Least time of a draft step relative to a pass, before one was measured."""
 
 
 def renewed(before: Mapping[str, T], now: Mapping[str, T]) -> dict[str, T]:
@@ -39,9 +46,9 @@ class StateStore:
     def recall(self) -> Learnt:
         """The stored state; empty if there is none."""
         try:
-            content = self._file.read() or {}
-            return {source: _numbers(learnt) for source, learnt in content.items()}
-        except (ValueError, AttributeError, OverflowError):
+            content = (self._file.read() or {}).items()
+            return {key: {name: float(n) for name, n in its.items()} for key, its in content}
+        except (ValueError, TypeError, AttributeError, OverflowError):
             return {}
 
     def keep(self, learnt: Learnt) -> None:
@@ -49,11 +56,56 @@ class StateStore:
         self._file.write(learnt)
 
 
-def _numbers(content: Mapping[str, object]) -> dict[str, float]:
-    """The numbers of one entry. Raises ValueError if one is not finite."""
-    numbers = {}
-    for name, value in content.items():
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(f"{name} is {value}")
-        numbers[name] = float(value)
-    return numbers
+class KeptLedger(Ledger):
+    """The ledger of one engine, which goes on with what earlier runs of its pair have learnt."""
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        draft: ModelInfo | None,
+        mixer: Mixer,
+        settings: EngineSettings,
+        state_store: StateStore | None,
+    ) -> None:
+        """Without a `state_store` nothing is kept."""
+        info, self._paging = target.info, target.paging()
+        draft_share = 0.0
+        if draft is not None and info.size_bytes:
+            draft_share = max(MIN_DRAFT_SHARE, draft.size_bytes / info.size_bytes)
+        times_passes = info.tree_capable and not self._paging.segments and settings.step_aside
+        super().__init__(
+            Prices(info.used_share, draft_share, info.latency_s),
+            stop_rule=settings.new_stop_rule(),
+            may_step_aside=settings.step_aside,
+            may_overlap=settings.may_overlap,
+            timed_rows=TIMED_ROWS if times_passes else (),
+        )
+        self._mixer, self._state_store = mixer, state_store
+        threads = "+".join(str(each.n_threads) for each in (info, draft) if each and each.n_threads)
+        self._conditions = [threads and f"{threads} threads", settings.unusual]
+        self._recalled: Learnt = {}
+        if state_store is not None:
+            self._recalled = state_store.recall()
+            mixer.load_state_dict(self._recalled.get(CONFIDENCES, {}))
+            self.load_state_dict(self._recalled.get(self._name(self._paging), {}))
+
+    def _name(self, paging: PagingStats) -> str:
+        """Name of stored prices: the streamed share of the weights, and the other conditions."""
+        n_bytes = max(1, paging.pinned_bytes + paging.streamed_bytes)
+        share = f"rounds@{round(10 * paging.streamed_bytes / n_bytes)} tenths streamed"
+        return ", ".join(filter(None, [share, *self._conditions]))
+
+    def see_budget(self, paging: PagingStats) -> None:
+        """Go on with the prices of another share of streamed weights."""
+        if self._name(paging) != self._name(self._paging):
+            self.keep()
+            self._paging = paging
+            self.load_state_dict(self._recalled.get(self._name(paging), {}))
+
+    def keep(self) -> None:
+        """Store what was learnt."""
+        if self._state_store is not None:
+            prices = {self._name(self._paging): self.state_dict()}
+            learnt = {CONFIDENCES: self._mixer.state_dict(), **prices}
+            self._recalled = renewed(self._recalled, learnt)
+            self._state_store.keep(self._recalled)

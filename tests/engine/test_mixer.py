@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from source_cases import ask, text_of
 
-from edgespec.engine.sources.mixer import MAX_RECALLED, Mixer
+from edgespec.engine.sources.mixer import MAX_RECALLED, Mixer, Numbers
 from edgespec.engine.sources.model_source import ModelSource
 from edgespec.engine.sources.source import Opinion
-from edgespec.engine.state_store import Numbers
 from edgespec.pool import line
 from fake_model import FakeModel
 

@@ -7,12 +7,13 @@ or drafter.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 from edgespec.engine.sources.source import Opinion
-from edgespec.engine.state_store import Numbers
 from edgespec.rules.pacer import Guess
+
+Numbers = Mapping[str, float]
 
 EVIDENCE = 1.0 / 0.6
 """Prior offset of a source's log odds."""
