@@ -109,7 +109,7 @@ class Generation(Closeable):
                 break
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._came.wait(), POLL_S)
-            if self._text.cancelled.is_set():
+            if self._text.is_cancelled:
                 self.cancel()
         raise StopAsyncIteration
 
@@ -134,7 +134,7 @@ class Generation(Closeable):
         Raises SessionClosed, and UsageError in a callback of the session.
         """
         with self._scheduler.waiting():
-            self._text.run_ahead()
+            self._text.terms = replace(self._text.terms, runs_ahead=True)
             self._scheduler.want(self._text)
 
     def cancel(self) -> None:
@@ -162,7 +162,7 @@ class Generation(Closeable):
                 self._take(self._deliveries.get(timeout=POLL_S))
             except Empty:
                 # a call that was about to begin when it was cancelled has not heard of it
-                if self._text.cancelled.is_set():
+                if self._text.is_cancelled:
                     self.cancel()
             except BaseException:
                 self._leave()

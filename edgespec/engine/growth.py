@@ -232,7 +232,7 @@ class TreeGrowth(Scheduler):
 
 def check(texts: Sequence[Text]) -> None:
     """Raise Cancelled once all texts are cancelled: a pass goes on as long as one needs it."""
-    if texts and all(text.cancelled.is_set() for text in texts):
+    if texts and all(text.is_cancelled for text in texts):
         raise Cancelled("the generation was cancelled")
 
 

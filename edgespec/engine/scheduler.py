@@ -151,15 +151,15 @@ class Scheduler(Closeable):
         """End `text`, or all, soon with the reason "cancelled"; callable from any thread."""
         with self._lock:
             for each in list(self._open) if text is None else [text]:
-                each.cancelled.set()
-            if self._in_pass and all(each.cancelled.is_set() for each in self._in_pass):
+                each.is_cancelled = True
+            if self._in_pass and all(each.is_cancelled for each in self._in_pass):
                 self.stop_models()
         self._inbox.put(wake)
 
     def leave(self, text: Text) -> None:
         """End a text that nobody reads any more; it has `ended` soon. Callable by the garbage
         collector."""
-        text.is_left = True
+        text.is_cancelled = True
         if not text.is_queued or self._is_stopping:
             text.ended.set()
         self._inbox.put(wake)
@@ -259,8 +259,8 @@ class Scheduler(Closeable):
 
     def _end_finished(self) -> None:
         for text in [*self._active]:
-            if text.is_left or text.cancelled.is_set():
-                text.fail(Cancelled("the generation was cancelled"))
+            with text.ending_on_error():
+                text.check_cancelled()
             if not text.is_at_work:
                 self._end(text)
 
@@ -295,7 +295,7 @@ class Scheduler(Closeable):
                 error: BaseException = SessionClosed(
                     "the session was closed before it was this generation's turn"
                 )
-            elif text.is_left or text.cancelled.is_set():
+            elif text.is_cancelled:
                 error = Cancelled("the generation was cancelled")
             else:
                 continue

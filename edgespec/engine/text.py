@@ -49,8 +49,8 @@ class Text:
     there."""
     held: tuple[int, ...] | None = None
     """Tokens that remained after the latest context shift; None before any."""
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    """Set by any thread to cancel the text; never cleared."""
+    is_cancelled: bool = False
+    """Set by any thread to end the text; never cleared."""
     deliver: Callable[[Sequence[TokenEvent | PromptProgress]], None] = nowhere
     """Called by the engine's thread with the tokens of a pass or the progress of the prompt, and
     with nothing once the text has ended; must not wait."""
@@ -60,8 +60,6 @@ class Text:
     """True once it has joined the line."""
     is_wanted: bool = False
     """True while somebody waits for its next token."""
-    is_left: bool = False
-    """True once nobody will read it."""
     ended: threading.Event = field(default_factory=threading.Event)
     """Set once the engine has let go of it, or never had it and never will."""
     failure: BaseException | None = None
@@ -138,10 +136,6 @@ class Text:
     def has_grammar(self) -> bool:
         return self.terms.constraint is not None
 
-    def run_ahead(self) -> None:
-        """Write the text to its end from now on."""
-        self.terms = replace(self.terms, runs_ahead=True)
-
     def forget_grammar(self) -> None:
         """Release the grammar's memory, when the text has ended."""
         self.terms = replace(self.terms, constraint=None)
@@ -149,7 +143,7 @@ class Text:
 
     def check_cancelled(self) -> None:
         """Raise Cancelled if the text was cancelled."""
-        if self.cancelled.is_set():
+        if self.is_cancelled:
             raise Cancelled("the generation was cancelled")
 
     def fail(self, error: BaseException) -> None:
