@@ -1,4 +1,4 @@
-"""What an engine learns of a pair, kept for its next runs in one small file per pair.
+"""State that an engine learns of a pair, kept for its next runs in one small file per pair.
 
 Prices are kept by name, weights of sources as the mixer names them. Calls no model.
 """
