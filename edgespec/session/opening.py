@@ -249,8 +249,13 @@ class _Opening(Closeable):
             return paired
         target, draft = models.target, models.prepared[1].info
         alone = models.divided([target.needs()])  # with buffers for guesses
-        speed = Speed(disk, target.info.n_threads or USUAL_THREADS)
-        gain = speed.gain_without_draft(paired, alone, target.info.size_bytes, draft.size_bytes)
+        speed, weight_bytes = (
+            Speed(disk, target.info.n_threads or USUAL_THREADS),
+            target.info.size_bytes,
+        )
+        with_draft = speed.paired(paired, weight_bytes, draft.size_bytes)
+        without = speed.alone(alone, weight_bytes, looks_up=models.engine_settings.lookup is None)
+        gain = without.speedup(with_draft)[0]
         if gain <= 1 or (gain < pairing.MIN_GAIN and not settings.optional_draft):
             return paired
         note = pairing.note_on_worth(self._draft_name, paired, alone, gain)

@@ -32,9 +32,6 @@ FURTHER_ROW_COST = 0.5
 Q4_K with AVX2."""
 LARGER_TREE_COST = 0.02
 """Largest share of the rate that a plan loses for larger trees, which few texts need."""
-MOST_FOR_LOOKUPS = 1.05
-"""Most that a pass may read, relative to one without guesses, for their buffers' sake: text that
-repeats nothing yields 1.05 to 1.2 tokens a pass (Qwen2.5-Coder-1.5B)."""
 MIN_SPEEDUP = 1.1
 """Least expected speedup for which a draft is made: it takes disk space and minutes."""
 
@@ -50,6 +47,9 @@ class Guessing(NamedTuple):
     """Time to compute the rows of its passes, relative to one row."""
 
 
+LOOKUPS = Guessing((1.05, 1.2), 0, 1.0)
+"""A target that pages alone: text that repeats nothing yields 1.05 to 1.2 tokens a pass
+(Qwen2.5-Coder-1.5B)."""
 USUAL = Guessing((2.5, 4.5), 3, 2.2)
 """A draft that has not run yet: the head of smollm2 on conversation and code (decision 0084), and
 the embedded pair."""
@@ -151,7 +151,7 @@ class Speed:
         """
         if may_look_up:
             alone, *plans = sorted(plans, key=lambda plan: plan.max_nodes)
-            most_bytes = MOST_FOR_LOOKUPS * alone.streamed_read_bytes
+            most_bytes = LOOKUPS.tokens[0] * alone.streamed_read_bytes
             plans = [one for one in plans if alone.paged and one.streamed_read_bytes <= most_bytes]
             plans = plans or [alone]
         resident = sorted((one for one in plans if not one.paged), key=lambda one: one.max_nodes)
@@ -163,20 +163,17 @@ class Speed:
         good = [plan for plan, rate in zip(plans, rates, strict=True) if rate >= least]
         return max(good, key=lambda plan: plan.max_nodes)
 
-    def alone(self, plan: MemoryPlan, weight_bytes: int) -> Strategy:
-        """A target without a draft, whose passes compute with `weight_bytes`."""
-        read_bytes = plan.bytes_per_pass if plan.paged else 0
-        computing_s = self.compute_s(weight_bytes)
-        return Strategy((1.0, 1.0), read_bytes / self.disk_bytes_per_s, computing_s)
+    def alone(self, plan: MemoryPlan, weight_bytes: int, looks_up: bool = False) -> Strategy:
+        """A target without a draft, whose passes compute with `weight_bytes`, and which guesses
+        from its text if it `looks_up` and pages."""
+        tokens = LOOKUPS.tokens if looks_up and plan.paged else (1.0, 1.0)
+        computing_s = self.compute_s(weight_bytes / (1 if plan.paged else PAGED_COST))
+        return Strategy(tokens, plan.bytes_per_pass / self.disk_bytes_per_s, computing_s)
 
-    def gain_without_draft(
-        self, paired: MemoryPlan, alone: MemoryPlan, weight_bytes: int, draft_bytes: int
-    ) -> float:
-        """Expected speed of a target under the plan `alone`, relative to that with a usual draft
-        under the plan `paired`, which pages."""
-        plain = self.alone(alone, weight_bytes if alone.paged else int(weight_bytes / PAGED_COST))
-        read_s = paired.bytes_per_pass / self.disk_bytes_per_s
-        return plain.speedup(self._guessing(USUAL, read_s, weight_bytes, draft_bytes))[0]
+    def paired(self, plan: MemoryPlan, weight_bytes: int, draft_bytes: int) -> Strategy:
+        """A target with a usual draft under the plan of both."""
+        read_s = plan.bytes_per_pass / self.disk_bytes_per_s
+        return self._guessing(USUAL, read_s, weight_bytes, draft_bytes)
 
     def _guessing(
         self, guessing: Guessing, read_s: float, weight_bytes: int, file_bytes: int

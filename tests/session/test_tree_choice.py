@@ -89,7 +89,9 @@ def reading(n_layers: int) -> MemoryPlan:
 
 
 def gain(paired: MemoryPlan, alone: MemoryPlan) -> float:
-    return Speed(DISK).gain_without_draft(paired, alone, 100 * MIB, HEAD_BYTES)
+    speed, weight_bytes = Speed(DISK), 100 * MIB
+    with_draft = speed.paired(paired, weight_bytes, HEAD_BYTES)
+    return speed.alone(alone, weight_bytes, looks_up=True).speedup(with_draft)[0]
 
 
 def test_a_draft_does_not_pay_where_its_memory_makes_the_target_page() -> None:
