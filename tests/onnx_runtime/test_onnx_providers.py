@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -26,7 +25,7 @@ from edgespec_runtimes.onnx.prepare import providers
 from onnx_devices import GIB, STAND_IN, use
 from onnx_files import DATA_FILE, write_llama
 
-GPU = Device(CUDA_PROVIDER, "a GPU", "cuda", GIB, GIB, 1, 1)
+GPU = Device(CUDA_PROVIDER, "a GPU", GIB, GIB, 1, 1)
 installed = pytest.mark.skipif(
     "onnx" not in {entry.name for entry in entry_points(group="edgespec.runtimes")},
     reason="edgespec was installed before it had the ONNX runtime",
@@ -47,15 +46,6 @@ def test_auto_is_cuda_where_it_can_be_used(
 ) -> None:
     monkeypatch.setattr(providers, "find_cuda", lambda: cuda)
     assert providers.choose("auto").device == chosen
-
-
-@pytest.mark.usefixtures("listed")
-def test_coreml_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    coreml = Device("CoreMLExecutionProvider", "CoreML")
-    monkeypatch.setattr(providers, "find_cuda", lambda: "no driver")
-    monkeypatch.setattr(providers, "find_coreml", lambda: coreml)
-    assert providers.choose("auto").device == CPU
-    assert providers.choose("coreml").device == coreml
 
 
 @pytest.mark.usefixtures("listed")
@@ -112,13 +102,10 @@ def test_where_cuda_cannot_be_used_no_gpu_is_named(monkeypatch: pytest.MonkeyPat
     assert runtime.gpu() is None
 
 
-@pytest.mark.parametrize("wanted", ["cuda", "coreml"])
-def test_what_was_asked_for_and_is_not_there_is_refused(
-    wanted: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(providers, f"find_{wanted}", lambda: "there is none")
-    with pytest.raises(UsageError, match=f"`provider={wanted}` cannot be used: there is none"):
-        providers.choose(wanted)
+def test_what_was_asked_for_and_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers, "find_cuda", lambda: "there is none")
+    with pytest.raises(UsageError, match="`provider=cuda` cannot be used: there is none"):
+        providers.choose("cuda")
 
 
 @pytest.mark.usefixtures("listed")
@@ -155,7 +142,7 @@ def test_a_device_is_named_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(devices, "_why_cuda_is_unusable", lambda: None)
     found = devices.find_cuda()
     assert isinstance(found, Device)
-    assert (found.label, found.memory) == ("Model T (CUDA)", "cuda")
+    assert found.label == "Model T (CUDA)"
     assert (found.total_bytes, found.free_bytes) == (4 * GIB, 3 * GIB)
 
 
@@ -189,11 +176,6 @@ def test_a_session_that_wants_cuda_gets_the_cpu_here() -> None:
     assert not devices._computes_with_cuda()
 
 
-@pytest.mark.skipif(sys.platform == "darwin", reason="macOS has it")
-def test_coreml_is_macs_alone() -> None:
-    assert devices.find_coreml() == "only macOS has CoreML"
-
-
 def test_a_gpu_session_takes_no_more_than_it_may() -> None:
     (name, options), (last, _) = GPU.providers(12345)
     assert (name, last) == (CUDA_PROVIDER, CPU_PROVIDER)
@@ -217,16 +199,14 @@ def settings(pair: tuple[Path, Path], **more: object) -> LoadSettings:
 
 @pytest.mark.slow
 @installed
-def test_the_draft_comes_first_and_the_rest_is_the_targets(
+def test_the_draft_comes_first_and_a_target_that_finds_no_room_is_the_cpus(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(STAND_IN, monkeypatch)
     plan = session.plan(settings(pair, gpu_memory_budget="34MiB"), EngineSettings(draft_max=4))
-    assert [row.owner for row in plan.gpu_rows] == ["process", *2 * ["draft"], *3 * ["target"]]
+    assert [row.owner for row in plan.gpu_rows] == ["process", *2 * ["draft"]]
     assert plan.gpu_planned_bytes <= plan.gpu_budget_bytes == 34 << 20
-    assert any("keeps the weights of" in note and "of 13 parts" in note for note in plan.notes)
-    assert plan.paged
-    assert 0 < len(plan.segments) < 13
+    assert any("are left for it: the CPU computes big" in note for note in plan.notes)
 
 
 @pytest.mark.slow

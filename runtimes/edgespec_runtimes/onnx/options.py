@@ -12,9 +12,7 @@ from edgespec.settings.options import Flag, RuntimeOptions
 if TYPE_CHECKING:
     from edgespec.settings.config import LoadSettings
 
-Provider = Literal["auto", "cpu", "cuda", "coreml"]
-IN_PROCESS_MEMORY = frozenset({"cpu", "coreml"})
-"""Providers that use the process's memory."""
+Provider = Literal["auto", "cpu", "cuda"]
 
 
 class OnnxOptions(RuntimeOptions):
@@ -25,7 +23,7 @@ class OnnxOptions(RuntimeOptions):
     provider: Annotated[
         Provider,
         Flag(
-            "what computes ONNX models; CUDA was run on one card, CoreML never "
+            "what computes ONNX models; CUDA was run on one card "
             "(default: auto, which is cuda where it can be used, else cpu)",
             f"{{{','.join(get_args(Provider))}}}",
         ),
@@ -43,8 +41,8 @@ class OnnxOptions(RuntimeOptions):
     ] = None
 
     def check(self, load: LoadSettings) -> None:
-        if load.gpu_memory_budget is not None and self.provider in IN_PROCESS_MEMORY:
+        if load.gpu_memory_budget is not None and self.provider == "cpu":
             raise UsageError(
-                f"`gpu_memory_budget` has no effect with `provider={self.provider}`, which "
-                "computes in the process's memory: leave one of them out"
+                "`gpu_memory_budget` has no effect with `provider=cpu`, which computes in the "
+                "process's memory: leave one of them out"
             )

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import UsageError
 from edgespec.memory import room
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.collapsing import collapse_resident
 from edgespec.memory.heap import trim_heap
 from edgespec.memory.needs import ModelNeeds
 from edgespec.paging.reader import WatchedFiles
-from edgespec.ports import LanguageModel, PassPart, Progress, StateOrigin
+from edgespec.ports import LanguageModel, Progress, StateOrigin
 from edgespec.runtimes import GpuMemory, ModelRequest, PreparedModel, without_padding
 from edgespec.tracing.spans import OFF
 from edgespec.values import ModelInfo
@@ -48,7 +48,6 @@ from edgespec_runtimes.onnx.graph.lookups import with_blocks_by_row, with_rows_f
 from edgespec_runtimes.onnx.graph.rewriting import compacted, pruned
 from edgespec_runtimes.onnx.layer_inputs import LayerInputs
 from edgespec_runtimes.onnx.memory import decoder_needs
-from edgespec_runtimes.onnx.memory.placement import GpuNeeds
 from edgespec_runtimes.onnx.model import OnnxModel
 from edgespec_runtimes.onnx.options import OnnxOptions
 from edgespec_runtimes.onnx.ort.file_mappings import copy_mapped
@@ -68,7 +67,6 @@ from edgespec_runtimes.onnx.prepare.notes import (
 from edgespec_runtimes.onnx.prepare.providers import choose
 from edgespec_runtimes.onnx.weights import artifacts
 from edgespec_runtimes.onnx.weights.exchanging import ExchangingWeights, records
-from edgespec_runtimes.onnx.weights.offloaded import OffloadedWeights
 from edgespec_runtimes.onnx.weights.packed import PackedWeights
 from edgespec_runtimes.onnx.weights.paged import EmbeddingTable, OnnxWeights, open_tables
 
@@ -147,21 +145,20 @@ class PreparedOnnx(PreparedModel):
     @property
     def gpu_memory(self) -> GpuMemory | None:
         device = self._deployed.device
-        if not device.has_memory:
+        if device.is_cpu:
             return None
         return GpuMemory(device.label, device.total_bytes, device.free_bytes, device.reserved_bytes)
 
     def place(self, gpu_bytes: int) -> Sequence[MemoryRow]:
-        """Place a draft on the GPU whole or not at all, a target part by part."""
-        gpu_needs = self._gpu_needs()
-        self._deployed.place(gpu_bytes, gpu_needs)
-        return plan_rows.gpu_rows(self._request.owner, self._deployed, gpu_needs)
-
-    def _gpu_needs(self) -> GpuNeeds:
-        can_be_cut = self._request.owner == "target" and not self._source.unbound
-        return self._deployed.gpu_needs(
-            self._source, self._cache_bytes, self._roles.n_layers, can_be_cut
-        )
+        """Put the model on the GPU whole, or not at all."""
+        deployed, owner = self._deployed, self._request.owner
+        weight_bytes = decoder_needs.device_bytes(list(self._source.weights.values()))
+        buffer_bytes = deployed.buffer_bytes(self._cache_bytes)
+        deployed.place(gpu_bytes, weight_bytes + buffer_bytes)
+        if not deployed.max_bytes:
+            return ()
+        buffers = MemoryRow(owner, "compute buffers and cache in use", buffer_bytes)
+        return (MemoryRow(owner, "weights", weight_bytes), buffers)
 
     def offer_features(self, layers: Sequence[int], n_values: int) -> None:
         cut = self._deployed.fitted.cut
@@ -225,15 +222,13 @@ class PreparedOnnx(PreparedModel):
 
     def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
         deployment = self._deployed
-        if deployment.device.has_memory and not deployment.placement.uses_gpu:
+        if not deployment.device.is_cpu and not deployment.max_bytes:
             deployment.leave_device(f"no memory of {deployment.device.label} was given to it")
         if plan is not None:
             deployment.fitted.sizes = deployment.batches[plan.batches.get(self._request.owner, 0)]
             if plan.paged and self._request.owner == "target":
                 return self._load_paged(plan, progress)
-        if deployment.device.is_cpu or deployment.device.has_memory:
-            return self._load_resident(progress)
-        return self._load_on_trial(progress)
+        return self._load_resident(progress)
 
     def cancel(self) -> None:
         self._stop.set()
@@ -250,7 +245,7 @@ class PreparedOnnx(PreparedModel):
         paging = paging_notes(name, self._source, fitted) if is_target else []
         rounding = rounding_notes(name, self._graph.graph, fitted, writes, verifies)
         measuring = measuring_notes(name, self._measured)
-        if plan is not None and writes and plan.paged and self._deployed.device.is_cpu:
+        if plan is not None and writes and plan.paged:
             paging += half_precision_notes(name, fitted)
         return [*self._source.notes, *self._deployed.notes, *measuring, *paging, *rounding]
 
@@ -331,7 +326,7 @@ class PreparedOnnx(PreparedModel):
             session = on_failure.enter_context(
                 watched(make, self.cancel, "reading weights", expected, progress)
             )
-            self._deployed.hear_from(session)
+            self._deployed.check(session)
             for file in self._source.files:
                 copy_mapped(file)
             collapse_resident(self._stop.is_set)
@@ -340,19 +335,6 @@ class PreparedOnnx(PreparedModel):
             one_piece = Cut((), (Piece("model", 0, 0, inputs, (), outputs),), ())
             on_failure.pop_all()
         return self._open(one_piece, session, None, tables, files)
-
-    def _load_on_trial(self, progress: Progress | None) -> LanguageModel:
-        """Load and run once, because CoreML accepts graphs that it cannot run, for example with an
-        empty past."""
-        model = self._load_resident(progress)
-        try:
-            model.evaluate([PassPart(0, reads=[0])])
-            model.truncate(0)
-            return model
-        except EdgespecError as error:
-            model.close()
-            self._deployed.leave_device(f"{self._deployed.device.label} failed ({error})")
-            return self._load_resident(progress)
 
     def _load_paged(self, plan: MemoryPlan, progress: Progress | None) -> LanguageModel:
         with self._phase("pinned weights"), ExitStack() as on_failure:
@@ -369,7 +351,7 @@ class PreparedOnnx(PreparedModel):
                 self._source,
                 fitted.cut,
                 sessions,
-                self._deployed.in_memory,
+                fitted.groups,
                 plan,
                 self._stop.is_set,
                 self._request.trace,
@@ -383,8 +365,6 @@ class PreparedOnnx(PreparedModel):
 
     def _weights_class(self, progress: Progress | None) -> Callable[..., OnnxWeights]:
         deployment, layouts = self._deployed, self._deployed.fitted.layouts
-        if deployment.placement.uses_gpu:
-            return partial(OffloadedWeights, device=deployment.device, kept=deployment.on_gpu)
         if not layouts:
             return PackedWeights if self._has(PACKED) else OnnxWeights
         cut, n_threads = deployment.fitted.cut, self._n_threads

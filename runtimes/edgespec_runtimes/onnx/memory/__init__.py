@@ -1,1 +1,1 @@
-"""Memory needs of a decoder, and their placement on a GPU."""
+"""Memory needs of a decoder."""

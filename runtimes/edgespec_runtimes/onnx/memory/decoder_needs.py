@@ -27,7 +27,6 @@ from edgespec_runtimes.onnx.graph.rewriting import (
     past_name,
 )
 from edgespec_runtimes.onnx.graph.shapes import Described, infer, peak_bytes
-from edgespec_runtimes.onnx.ort.devices import Device
 
 CHUNKS = (128, 64, 32, 16)
 """Possible numbers of prompt tokens in one batch."""
@@ -163,11 +162,6 @@ def feed_shapes(
     for layer in range(roles.n_layers):
         shapes |= {past_name(layer, what): cache for what in ("key", "value")}
     return shapes
-
-
-def held_bytes(device: Device, values_bytes: int, n_sessions: int) -> int:
-    """Bytes that `n_sessions` sessions keep on a device for values of `values_bytes`."""
-    return int((1 + ARENA_SHARE) * values_bytes) + n_sessions * device.slack_bytes
 
 
 def device_bytes(weights: Sequence[StoredWeight]) -> int:

@@ -22,7 +22,6 @@ from onnx import TensorProto, helper
 MIB = 1 << 20
 CPU_PROVIDER = "CPUExecutionProvider"
 CUDA_PROVIDER = "CUDAExecutionProvider"
-COREML_PROVIDER = "CoreMLExecutionProvider"
 _FATAL = 4
 _DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
@@ -34,10 +33,8 @@ class Device:
     provider: str
     label: str
     """Name for messages."""
-    memory: str = "cpu"
-    """onnxruntime's name of its memory, for OrtValues and bindings."""
     total_bytes: int = 0
-    """Bytes of its own memory; 0 if it uses the process's memory."""
+    """Bytes of its own memory; 0 for the CPU."""
     free_bytes: int = 0
     """Free bytes when it was found, after the driver's context was created."""
     reserved_bytes: int = 0
@@ -49,11 +46,7 @@ class Device:
 
     @property
     def is_cpu(self) -> bool:
-        return self.provider == CPU_PROVIDER and not self.has_memory
-
-    @property
-    def has_memory(self) -> bool:
-        return self.total_bytes > 0
+        return not self.total_bytes
 
     def providers(self, max_bytes: int = 0) -> tuple[tuple[str, dict[str, str]], ...]:
         """Providers for a session that may allocate `max_bytes` on the device; 0: no limit."""
@@ -67,9 +60,6 @@ class Device:
             options["use_tf32"] = "0"
             if max_bytes:
                 options["gpu_mem_limit"] = str(max_bytes)
-        elif self.provider == COREML_PROVIDER:
-            # the older format computes everything in half precision
-            options = {"ModelFormat": "MLProgram"}
         chosen = ((self.provider, options),)
         return chosen if self.provider == CPU_PROVIDER else (*chosen, (CPU_PROVIDER, {}))
 
@@ -98,7 +88,6 @@ def find_cuda() -> Device | str:
     return Device(
         CUDA_PROVIDER,
         f"{name} (CUDA)",
-        "cuda",
         total_bytes,
         free_bytes,
         # estimates that an H200 confirmed with one pair; its process grew by up to 267 MiB
@@ -115,15 +104,6 @@ def has_driver() -> bool:
     except OSError:
         return False
     return True
-
-
-def find_coreml() -> Device | str:
-    """Apple's CoreML, whose devices share the process's memory, or why it is unavailable."""
-    if sys.platform != "darwin":
-        return "only macOS has CoreML"
-    if not is_listed(COREML_PROVIDER):
-        return "this onnxruntime was built without it; pip install onnxruntime"
-    return Device(COREML_PROVIDER, "CoreML")
 
 
 def _first_cuda_device() -> tuple[str, int, int] | str:

@@ -21,7 +21,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 from edgespec.concurrency.owning import Closeable
 from edgespec.errors import Cancelled, EdgespecError, ModelError
 from edgespec.memory.heap import large_blocks_mapped
-from edgespec_runtimes.onnx.ort.devices import CPU_PROVIDER, Device
+from edgespec_runtimes.onnx.ort.devices import CPU_PROVIDER
 
 _ERRORS: tuple[type[Exception], ...] = (
     # a run with bound memory, and a message that is not UTF-8, fail with Python's own errors
@@ -257,33 +257,6 @@ def _save_packed(options: Any, path: Path) -> None:
 def value(array: np.ndarray) -> Any:
     """An OrtValue on the memory of an array, which it references."""
     return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
-
-
-def room_on(device: Device, kind: int, shape: Sequence[int]) -> Any:
-    """An uninitialized OrtValue in a device's memory; `kind` is a value of TensorProto."""
-    if set_strategy := getattr(state, "set_arena_extend_strategy", None):
-        # for values created here; a session's arena has an option for it
-        set_strategy(state.ArenaExtendStrategy.kSameAsRequested)
-    return ort.OrtValue.ortvalue_from_shape_and_type(list(shape), int(kind), device.memory, 0)
-
-
-def copy_to(target: Any, weight: Bound) -> None:
-    """Copy a tensor into an OrtValue on any device, synchronously."""
-    array = weight.array()
-    # as unsigned integers, because onnxruntime does not support all of NumPy's types
-    target.update_inplace(array.view(f"u{array.dtype.itemsize}"))
-
-
-@contextmanager
-def translated_memory(device: Device) -> Iterator[None]:
-    """Translate errors of allocating a device's memory and of copying to it."""
-    try:
-        yield
-    except _ERRORS as error:
-        raise EdgespecError(
-            f"{device.label} could not take the weights that were planned for it: "
-            f"{_reason(error)}; lower `gpu_memory_budget`"
-        ) from error
 
 
 @contextmanager

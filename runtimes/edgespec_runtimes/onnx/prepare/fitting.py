@@ -44,7 +44,7 @@ class FittedDecoder:
         where = str(source.path)
         self.where = where
         # CUDA's fused attention does not support a bias, as which masks are given
-        self.refuses_masks = device.has_memory and _has(graph, [FUSED_ATTENTION])
+        self.refuses_masks = not device.is_cpu and _has(graph, [FUSED_ATTENTION])
         self.masks = () if self.refuses_masks else find_masks(graph, roles, capacity, where)
         max_new = max(decoder_needs.CHUNKS[0], request.max_nodes)
         if device.is_cpu and can_be_fused(graph, roles, self.masks):
@@ -63,7 +63,7 @@ class FittedDecoder:
         check_sizes(infer(self.model), roles.n_vocab, source.weight_bytes, where)
         shapes = {weight.name: weight.shape for weight in source.weights.values()}
         self._cut = partial(cut, self.model, roles, shapes, where)
-        self.cut = self._cut(by_piece=not device.has_memory)
+        self.cut = self._cut(by_piece=device.is_cpu)
         self.batches = decoder_needs.batch_sizes(
             self.model, roles, self.masks, self.cut, request, n_ctx, self.buffer_tokens
         )

@@ -1,6 +1,6 @@
 """Plan rows of a decoder, for the process's memory and a GPU's.
 
-Arithmetic on the sizes of the decoder and its placement; measures nothing.
+Arithmetic on the sizes of the decoder; measures nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from edgespec.values import ModelInfo
 from edgespec_runtimes.kit.kept_features import feature_bytes
 from edgespec_runtimes.onnx.files.source_model import SourceModel, StoredWeight
 from edgespec_runtimes.onnx.memory import decoder_needs
-from edgespec_runtimes.onnx.memory.placement import GpuNeeds
 from edgespec_runtimes.onnx.ort.devices import Device
 from edgespec_runtimes.onnx.prepare.deployment import Deployment
 from edgespec_runtimes.onnx.prepare.fitting import FittedDecoder
@@ -42,7 +41,7 @@ UNCERTAINTY = 0.03
 
 
 def fixed_rows(owner: str, info: ModelInfo, cache_bytes: int) -> tuple[MemoryRow, ...]:
-    """Rows that do not depend on the placement of the weights."""
+    """Rows that do not depend on where the weights are."""
     tokens = f"{info.n_ctx} tokens"
     if info.n_slots > 1:
         tokens = f"{info.n_slots} texts of {tokens}"
@@ -87,18 +86,13 @@ def resident_rows(
     deployment: Deployment,
     source: SourceModel,
     measured: MeasuredOnnx,
-) -> tuple[MemoryRow, ...] | None:
-    """Rows of a session with all weights; None if a GPU has room for only some of them.
-
-    If nothing was measured, sizes are computed.
-    """
+) -> tuple[MemoryRow, ...]:
+    """Rows of a session with all weights. If nothing was measured, sizes are computed."""
     weights = source.weights.values()
-    if deployment.placement.is_whole:
+    if deployment.max_bytes:
         # weights are mapped one after another, and copied through a buffer of the driver
         largest = max((weight.nbytes for weight in weights), default=0)
         return (MemoryRow(owner, LOADING, 2 * largest),)
-    if deployment.placement.uses_gpu:
-        return None
     fitted, sizes = deployment.fitted, measured.sizes
     others = unmeasured(fitted, source, sizes)
     kept = [size.kept_bytes for size in sizes]
@@ -120,10 +114,7 @@ def resident_rows(
         _late(owner, "weights in single precision", dequantised),
         MemoryRow(owner, LOADING, loading),
     )
-    rows = tuple(row for row in found if row.nbytes)
-    if deployment.device.is_cpu:
-        return rows
-    return (*rows, MemoryRow(owner, f"copies of {deployment.device.label}", source.weight_bytes))
+    return tuple(row for row in found if row.nbytes)
 
 
 def _packed(fitted: FittedDecoder, weights: Sequence[StoredWeight]) -> list[StoredWeight]:
@@ -188,13 +179,10 @@ def unmeasured(
 def paged_rows(
     deployment: Deployment, source: SourceModel, measured: MeasuredOnnx
 ) -> tuple[MemoryRow, ...]:
-    if source.unbound:
+    if deployment.max_bytes or source.unbound:
         return ()
     fitted = deployment.fitted
     small = MemoryRow("target", "norms and other small tensors", fitted.small_bytes)
-    if deployment.placement.uses_gpu:
-        kept = (group.segment.slot_bytes for group in deployment.on_gpu)
-        return (small, MemoryRow("target", "a part on its way to the GPU", max(kept, default=0)))
     converted = decoder_needs.converted_bytes(fitted.model, fitted.cut, source, fitted.dequantised)
     sessions = MemoryRow("target", "sessions", deployment.sessions_bytes)
     rows = (small, sessions, _late("target", "weights in single precision", converted))
@@ -245,36 +233,17 @@ def cuts(
 
     A pinned segment of packed weights takes what its session keeps.
     """
-    if deployment.placement.is_whole or source.unbound:
+    if deployment.max_bytes or source.unbound:
         return ()
     cut = deployment.fitted.cut
     segments = []
-    for group in deployment.in_memory:
+    for group in deployment.fitted.groups:
         graph, taken = cut.pieces[group.piece].graph, group.segment.slot_bytes
         if is_packed(cut.graphs[graph]):
             computed = int((1 + PACKED_SURPLUS) * taken)
             taken = max(taken, sizes[group.piece].kept_bytes if sizes else computed)
         segments.append(SegmentSize(group.segment.name, group.segment.nbytes, taken))
     return (tuple(segments),)
-
-
-def gpu_rows(owner: str, deployment: Deployment, gpu_needs: GpuNeeds) -> Sequence[MemoryRow]:
-    """Rows of the GPU's memory; empty if the CPU computes."""
-    buffers = "compute buffers and cache in use"
-    if deployment.placement.is_whole:
-        buffer_bytes = gpu_needs.whole_bytes - gpu_needs.weight_bytes
-        return (
-            MemoryRow(owner, "weights", gpu_needs.weight_bytes),
-            MemoryRow(owner, buffers, buffer_bytes),
-        )
-    if not deployment.placement.uses_gpu:
-        return ()
-    kept = f"weights of {len(deployment.placement.kept)} of {len(deployment.fitted.groups)} parts"
-    return (
-        MemoryRow(owner, kept, deployment.placement.kept_bytes + deployment.fitted.small_bytes),
-        MemoryRow(owner, "room for parts that are copied there", deployment.placement.room_bytes),
-        MemoryRow(owner, buffers, gpu_needs.session_bytes),
-    )
 
 
 def _late(owner: str, what: str, nbytes: int) -> MemoryRow:

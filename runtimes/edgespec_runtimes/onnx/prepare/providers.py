@@ -1,16 +1,14 @@
-"""Chooses the onnxruntime execution provider for a model, and writes notes about it."""
+"""Chooses the onnxruntime execution provider for a model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from edgespec.errors import UsageError
-from edgespec_runtimes.onnx.memory.placement import Placement
 from edgespec_runtimes.onnx.ort.devices import (
     CPU,
     CUDA_PROVIDER,
     Device,
-    find_coreml,
     find_cuda,
     has_driver,
     is_listed,
@@ -30,12 +28,11 @@ def choose(provider: str) -> ChosenDevice:
     """The device for `--provider`; `auto` is CUDA if it can be used, otherwise the CPU.
 
     Where there is no NVIDIA driver, nobody expects CUDA, and nothing is said about it.
-    CoreML must be requested: its benefit was never measured, and its plan counts the weights twice.
     Raises UsageError for a requested provider that cannot be used.
     """
     if provider == "cpu" or (provider == "auto" and not is_listed(CUDA_PROVIDER)):
         return ChosenDevice(CPU)
-    found = find_coreml() if provider == "coreml" else find_cuda()
+    found = find_cuda()
     if isinstance(found, Device):
         return ChosenDevice(found)
     if provider == "auto":
@@ -43,17 +40,3 @@ def choose(provider: str) -> ChosenDevice:
             return ChosenDevice(CPU)
         return ChosenDevice(CPU, f"onnxruntime computes on the CPU; cuda cannot be used: {found}")
     raise UsageError(f"`provider={provider}` cannot be used: {found}; `provider=auto` can")
-
-
-def device_note(model: str, device: Device, placement: Placement, n_parts: int) -> str:
-    """A note about a device's share of a model."""
-    if not device.has_memory:
-        what = f"{device.label} computes {model} if its weights stay in memory, else the CPU does"
-    elif placement.is_whole:
-        what = f"{device.label} computes {model} and has all of its weights"
-    else:
-        what = (
-            f"{device.label} computes {model} and keeps the weights of {len(placement.kept)} of "
-            f"{n_parts} parts; those of the others are copied there in every pass"
-        )
-    return what
