@@ -51,7 +51,6 @@ from edgespec_runtimes.onnx.memory import decoder_needs
 from edgespec_runtimes.onnx.model import OnnxModel
 from edgespec_runtimes.onnx.options import OnnxOptions
 from edgespec_runtimes.onnx.ort.file_mappings import copy_mapped
-from edgespec_runtimes.onnx.ort.load_progress import watched
 from edgespec_runtimes.onnx.ort.sessions import OrtSession, StopFlag
 from edgespec_runtimes.onnx.prepare import plan_rows
 from edgespec_runtimes.onnx.prepare.deployment import Deployment
@@ -313,8 +312,9 @@ class PreparedOnnx(PreparedModel):
             model, folder = with_weights(whole, self._source)
             for name in dict.fromkeys(self._feature_names):
                 model.graph.output.add(name=name)
-            make = partial(
-                OrtSession,
+            report = progress or (lambda *_: None)
+            report("reading weights", 0.0)
+            session = OrtSession(
                 model.SerializeToString(),
                 str(self._source.path),
                 self._n_threads,
@@ -322,10 +322,8 @@ class PreparedOnnx(PreparedModel):
                 folder,
                 self._stop,
             )
-            expected = sum(map(decoder_needs.resident_bytes, self._source.weights.values()))
-            session = on_failure.enter_context(
-                watched(make, self.cancel, "reading weights", expected, progress)
-            )
+            on_failure.callback(session.close)
+            report("reading weights", 1.0)
             self._deployed.check(session)
             for file in self._source.files:
                 copy_mapped(file)
