@@ -83,7 +83,9 @@ def test_memory_stays_within_the_capacity(
     chance = random.Random(1)
     for _ in range(20):
         for layer in range(4):
-            assert cache.acquire(layer, choice(chance.sample(range(8), 2)))
+            assert cache.acquire(layer, choice(chance.sample(range(8), 2))) and cache.complete(
+                layer
+            )
             assert resident_bytes(cache) <= cache.used_bytes
             cache.release(layer)
     assert cache.used_bytes > 4 * room_of(cache.layers)
