@@ -6,7 +6,6 @@ skipped with the reason. `programs/` holds what each client does.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -14,11 +13,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from client_packages import packages_in
 
 pytestmark = pytest.mark.long
 
@@ -34,7 +35,7 @@ PACKAGES = {
     "with_ai.mjs": ("ai@6.0.326", "@ai-sdk/openai-compatible@2.0.92", "zod@4.6.7"),
 }
 """Versions with which the programs were tried, by program."""
-INSTALL_S, RUN_S = 300, 300
+RUN_S = 300
 CHECKS = [
     (program, check)
     for program in PACKAGES
@@ -96,34 +97,11 @@ def results_of(address: str, pytestconfig: pytest.Config) -> Callable[[str], Res
 
 def installed(folder: Path, program: str) -> list[str]:
     """The command that runs a program, with its packages installed in a folder of their own."""
-    packages = PACKAGES[program]
-    name = hashlib.sha256(" ".join([sys.version, *packages]).encode()).hexdigest()[:12]
-    place = folder / f"{program.partition('.')[0]}-{name}"
-    is_node = program.endswith(".mjs")
-    if not (place / "complete").exists():
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
-        for command in _node(place, packages) if is_node else _python(place, packages):
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_S)
-        (place / "complete").touch()
-    if not is_node:
+    place = packages_in(folder, program.partition(".")[0], PACKAGES[program])
+    if program.endswith(".py"):
         return [str(place / "bin" / "python"), str(PROGRAMS / program)]
     # node looks for packages beside the program
     return ["node", shutil.copy(PROGRAMS / program, place)]
-
-
-def _python(place: Path, packages: Sequence[str]) -> list[list[str]]:
-    python = str(place / "bin" / "python")
-    if shutil.which("uv"):
-        make = ["uv", "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(place)]
-        return [make, ["uv", "pip", "install", "--quiet", "--python", python, *packages]]
-    make = [sys.executable, "-m", "venv", str(place)]
-    return [make, [python, "-m", "pip", "install", "--quiet", *packages]]
-
-
-def _node(place: Path, packages: Sequence[str]) -> list[list[str]]:
-    options = ["--silent", "--no-audit", "--no-fund", "--prefix", str(place)]
-    return [["npm", "install", *options, *packages]]
 
 
 @pytest.mark.parametrize(("program", "check"), CHECKS)
