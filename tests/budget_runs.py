@@ -20,7 +20,7 @@ import edgespec
 from edgespec.memory.cgroups import table
 from edgespec.memory.process import process_rss_bytes
 from edgespec.session.embedder import plan_embedder
-from edgespec.settings.draft_name import OWN_DRAFT
+from edgespec.settings.parsing import OWN_DRAFT
 
 N_CHANGES = 6
 """Budgets that a text meets in the middle, if it is to meet several."""

@@ -36,8 +36,8 @@ from edgespec.settings.config import (
     LoadSettings,
     SamplingParams,
 )
-from edgespec.settings.draft_name import OWN_DRAFT, SELF
 from edgespec.settings.options import option_names
+from edgespec.settings.parsing import OWN_DRAFT, SELF
 from edgespec.settings.toml_file import read_config
 from edgespec.tracing.spans import OFF, Trace
 

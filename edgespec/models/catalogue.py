@@ -27,7 +27,7 @@ from edgespec.models.embedded import (
 )
 from edgespec.settings import hub_reference
 from edgespec.settings.base import expanded, nearest
-from edgespec.settings.draft_name import SELF
+from edgespec.settings.parsing import SELF
 
 if TYPE_CHECKING:
     from edgespec.ports import Progress

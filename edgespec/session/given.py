@@ -14,7 +14,7 @@ from edgespec.errors import ModelError
 from edgespec.ports import Progress
 from edgespec.settings import arguments, hub_reference
 from edgespec.settings.config import LoadSettings
-from edgespec.settings.draft_name import OWN_DRAFT
+from edgespec.settings.parsing import OWN_DRAFT
 
 
 def checked(

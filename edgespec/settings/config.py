@@ -21,15 +21,15 @@ from pydantic import (
 from edgespec.errors import UsageError
 from edgespec.files import gguf_names
 from edgespec.settings.base import HIDDEN, Flag, Settings
-from edgespec.settings.draft_name import draft_named
-from edgespec.settings.frozen import FrozenDict
 from edgespec.settings.options import RuntimeOptions, declared, option_names
 from edgespec.settings.parsing import (
     MAX_BIAS,
+    FrozenDict,
     biases,
     budget,
     checked_biases,
     disk_size,
+    draft_named,
     rate,
     texts_at_once,
 )

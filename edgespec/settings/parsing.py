@@ -8,14 +8,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from edgespec.errors import UsageError
-from edgespec.settings.frozen import FrozenDict
 from edgespec.settings.units import auto_bounds, parse_rate, parse_size
 
+SELF = "self"
+"""Name of a draft that is made from the target; a file of this name is written ./self."""
+OWN_DRAFT = Path("<self>")
+"""Stands for it until it is made or found in the cache."""
 MAX_PORT = 65535
 MAX_BIAS = 10_000.0
 """Largest bias of a logit: far more than logits differ by, and sums of biases stay finite."""
@@ -24,6 +29,25 @@ MAX_TEXTS = 64
 MIN_BUDGET_BYTES = 1 << 20
 """Smallest budget that text may give without a unit; less is taken for a missing unit."""
 _BIAS = re.compile(r"(\d+)([+-](?:\d+(?:\.\d*)?|\.\d+|inf))", re.ASCII)
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class FrozenDict(dict[K, V]):
+    """An immutable dictionary."""
+
+    def _refuse(self, *arguments: Any, **named: Any) -> NoReturn:
+        raise TypeError("the mapping cannot be changed: make a dict of it")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+    def __reduce__(self) -> tuple[type[FrozenDict[K, V]], tuple[dict[K, V]]]:
+        return type(self), (dict(self),)
 
 
 def budget(value: object, info: ValidationInfo) -> object:
@@ -112,3 +136,8 @@ def texts_at_once(value: object) -> object:
     raise PydanticCustomError(
         "texts_at_once", f"it must be auto, or a whole number from 1 to {MAX_TEXTS}"
     )
+
+
+def draft_named(value: object) -> object:
+    """A draft as settings name it, with `OWN_DRAFT` for "self"."""
+    return OWN_DRAFT if value == SELF else value

@@ -10,7 +10,7 @@ from edgespec.errors import UsageError
 from edgespec.files.regular import read_regular
 from edgespec.settings.base import expanded, nearest, spell
 from edgespec.settings.config import GenerateSettings, LoadSettings
-from edgespec.settings.draft_name import SELF
+from edgespec.settings.parsing import SELF
 
 MAX_CONFIG_BYTES = 1 << 20
 NO_SETTING = (

@@ -20,7 +20,7 @@ from edgespec.paging import disk_speed
 from edgespec.session import own_draft, session, strategy
 from edgespec.session.own_draft import OwnDraft
 from edgespec.settings.config import LoadSettings
-from edgespec.settings.draft_name import OWN_DRAFT
+from edgespec.settings.parsing import OWN_DRAFT
 from edgespec.settings.toml_file import read_config
 
 TARGET = embedded_pair().target
