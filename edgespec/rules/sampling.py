@@ -72,7 +72,6 @@ class Sampler:
     def draw(self, logits: Logits) -> int:
         """The next token, drawn from `distribution`. `logits` is [n_vocab]."""
         params = self.params
-        params.check_vocabulary(len(logits))
         possible = adjusted(self._allowed(logits), params, self._recent)
         place = int(possible.argmax())
         best = float(possible[place])
@@ -251,9 +250,8 @@ def distribution(
 ) -> tuple[Tokens, Probabilities]:
     """Tokens that pass the filters, ascending, and their probabilities after temperature.
 
-    Raises ModelError if no logit is finite, and UsageError if a bias names an unknown token.
+    Raises ModelError if no logit is finite.
     """
-    params.check_vocabulary(len(logits))
     logits = adjusted(logits, params, recent)
     best = best_logit(logits)
     if params.temperature == 0:

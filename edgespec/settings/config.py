@@ -6,6 +6,7 @@ Knows names and ranges; opens no model and measures no memory.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict, Unpack
 
@@ -257,7 +258,7 @@ class SamplingParams(Sampling):
         if (highest := max(self.logit_bias, default=-1)) >= n_vocab:
             raise UsageError(f"`logit_bias` names token {highest}; the vocabulary has {n_vocab}")
 
-    @property
+    @cached_property
     def penalises(self) -> bool:
         return self.repeat_last_n != 0 and (
             self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0

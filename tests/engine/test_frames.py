@@ -20,9 +20,9 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 
-MAX_FRAMES = 11
+MAX_FRAMES = 10
 """Most frames from the loop to llama.cpp's pass."""
-MAX_CLASSES, MAX_FILES = 48, 44
+MAX_CLASSES, MAX_FILES = 44, 40
 """Most classes and files of the product in the median round with one text and a draft."""
 OURS = (edgespec.__path__[0], edgespec_runtimes.__path__[0])
 

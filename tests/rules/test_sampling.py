@@ -204,11 +204,6 @@ def test_a_bias_that_leaves_no_token_is_refused(temperature: float) -> None:
         Sampler(params).pick(np.array([0.0, 1.0], np.float32))
 
 
-def test_a_bias_for_an_unknown_token_is_refused() -> None:
-    with pytest.raises(UsageError, match="token 99"):
-        Sampler(SamplingParams(logit_bias={99: 1.0})).pick(LOGITS)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [

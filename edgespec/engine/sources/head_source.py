@@ -105,14 +105,15 @@ class BlockSource(HeadSource):
         """Read `path` and drop all guesses, which did not depend on all of it."""
         self.rest(text)
         if len(path) <= self.room(text.slot.number):
-            self._append(text.slot.number, pool.token[list(path)].tolist())
+            reads = pool.token[list(path)].tolist()
+            self.model.evaluate([PassPart(text.slot.number, reads=reads)])
 
     def read(self, text: Text) -> None:
         """Count the committed tokens as read: their features are in the cache already."""
         slot, committed = text.slot.number, text.slot.committed
         if (n_read := self.n_held(slot)) < len(committed):
             self.rest(text)
-            self._append(slot, committed[n_read:])
+            self.model.evaluate([PassPart(slot, reads=committed[n_read:])])
 
     def rest(self, text: Text) -> None:
         self.said(text).clear()

@@ -199,11 +199,12 @@ class ModelSource(Source):
             if self.n_held(slot) and len(unread) <= most:
                 reading.late = unread
             else:
-                self._append(slot, unread)
+                self.model.evaluate([PassPart(slot, reads=unread)])
             return
         self._truncate(slot, min(SINK_TOKENS, self.n_leading(slot)))
         begin = len(committed) - self._n_latest
-        self._append(slot, [*committed[self.n_held(slot) : SINK_TOKENS], *committed[begin:]])
+        tokens = [*committed[self.n_held(slot) : SINK_TOKENS], *committed[begin:]]
+        self.model.evaluate([PassPart(slot, reads=tokens)])
         reading.n_left_out = begin - SINK_TOKENS
 
     def rest(self, text: Text) -> None:
@@ -226,10 +227,6 @@ class ModelSource(Source):
         """True if the window must move to have room for guesses after `n_tokens`."""
         least_room = min(MIN_ROOM, self.model.info.n_ctx // 4)
         return self.moves and self.room(slot) - max(0, n_tokens - self.n_read(slot)) < least_room
-
-    def _append(self, slot: int, tokens: Sequence[int]) -> None:
-        """Read the text's next tokens."""
-        self.model.evaluate([PassPart(slot, reads=tokens)])
 
     def _truncate(self, slot: int, n_tokens: int) -> None:
         """Drop guesses and all but the first `n_tokens` of the text from the model.
