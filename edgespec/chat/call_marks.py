@@ -26,6 +26,8 @@ BLOCKS: Mapping[str, str] = MappingProxyType(
         "<｜tool▁calls▁begin｜>": "<｜tool▁calls▁end｜>",
         "<|tool_calls|>": "<|calls|>",
         "<|tool_call>": "<tool_call|>",
+        "<|python_start|>": "<|python_end|>",
+        "<function_calls>": "</function_calls>",
     }
 )
 """Mark that ends a block of calls, by the mark that begins it."""

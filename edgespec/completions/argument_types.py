@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from edgespec.completions.calls import no_number
+from edgespec.completions.calls import lenient, no_number
 
 Schema = Mapping[str, Any]
 _PYTHON = {"True": True, "False": False, "None": None}
@@ -40,7 +40,12 @@ def typed_value(text: str, name: str, parameters: Schema | None) -> Any:
         try:
             value = json.loads(text, parse_constant=no_number)
         except (ValueError, RecursionError):
-            return text
+            if not kinds or kinds & {"string"}:
+                return text
+            try:
+                value = lenient(text)
+            except ValueError:
+                return text
     if kinds and "string" in kinds and _kind(value) not in kinds:
         return text
     return text if isinstance(value, str) and "string" in (kinds or {"string"}) else value

@@ -6,9 +6,8 @@ Reads one place of a text at a time; knows nothing of the text around it.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from edgespec.chat.call_marks import BLOCKS, END, KEY, KEY_END, OPENERS, VALUE, VALUE_END
@@ -19,9 +18,16 @@ from edgespec.completions.calls import (
     ToolCall,
     UnfinishedCall,
     json_at,
+    lenient,
     no_call,
 )
-from edgespec.completions.native_calls import NATIVE_BEGINS, may_begin, native_form, read_native
+from edgespec.completions.native_calls import (
+    NATIVE_BEGINS,
+    may_begin,
+    native_form,
+    read_native,
+    read_python,
+)
 
 FENCE = "```"
 FENCE_BEGIN = re.compile(r"```[\w+-]*[^\S\n]*(?:\n|(?=[{\[<]))")
@@ -30,7 +36,7 @@ _BLANKS = re.compile(r"\s*")
 _NAMES = ("name", "tool", "tool_name")
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
 _KEYS = (*_NAMES, *_ARGUMENTS, "function", "type", "id", "index", "tool_call_id", "call_id")
-_HEAD = re.compile(r'(?:\[\s*)?(?:\{\s*(?:"(\w*)("?))?)?')
+_HEAD = re.compile(r'(?:\[\s*)?(?:\{\s*(?:["\'](\w*)(["\']?))?)?')
 """Beginning of an object, or of a list of objects, up to its first key."""
 _LONGEST_OPENING = 300
 """Most characters of a parameter's name with the marks around it."""
@@ -134,8 +140,10 @@ class CallReader:
         unless it `is_last`.
         """
         at, end_marks = _behind_marks(text, at)
-        reading = None
-        if native := native_form(text, at, end_marks):
+        reading = read_python(text, at, is_last, self._tools, end_marks)
+        if reading is not None:
+            pass
+        elif native := native_form(text, at, end_marks):
             reading = read_native(native, text, at, is_last, self._tools)
         elif not is_last and may_begin(text, at, end_marks):
             raise UnfinishedCall
@@ -156,7 +164,7 @@ class CallReader:
         is_keyed = _KEYED_END in end_marks
         if not is_keyed and not _may_call(text, at):
             return None
-        found = json_at(text, at, is_last)
+        found = _json_between_marks(text, at, is_last, end_marks)
         if found is None:
             return None
         value, end = found
@@ -165,7 +173,8 @@ class CallReader:
             if not all(isinstance(one, dict) for one in values):
                 return None
             values = [{"name": name, "arguments": one[name]} for one in values for name in one]
-        calls = [_call(one, may_lack_arguments=bool(end_marks)) for one in values]
+        is_marked = any(mark != FENCE for mark in end_marks)
+        calls = [_call(one, may_lack_arguments=is_marked) for one in values]
         if not all(call and (END in end_marks or call.name in self._tools) for call in calls):
             return None
         return Reading([call for call in calls if call], end)
@@ -197,10 +206,12 @@ class CallReader:
                     text.startswith(form.parameter_begins, at) and len(text) - at < _LONGEST_OPENING
                 )
                 return no_call(is_last or not is_cut)
-            end = _value_end(form, is_last).search(text, begin.end())
+            key = begin[1].strip()
+            others = _property_names(self._tools.get(name)) - {key, *arguments}
+            end = _value_end(form, is_last, others).search(text, begin.end())
             if end is None:
                 return no_call(is_last)
-            key, value = begin[1].strip(), text[begin.end() : end.start()]
+            value = text[begin.end() : end.start()]
             if value.startswith("\n"):  # values stand on lines of their own, or between the marks
                 value = value[1:].removesuffix("\n")
             arguments[key] = typed_value(value, key, self._tools.get(name))
@@ -264,11 +275,44 @@ def _is_begun(text: str, at: int, marks: Sequence[str]) -> bool:
     return at + len(rest) == len(text) and any(mark.startswith(rest) for mark in marks)
 
 
-@cache
-def _value_end(form: _Form, is_last: bool) -> re.Pattern[str]:
-    """The end of a parameter, which a value may contain unless something else follows it."""
+def _value_end(form: _Form, is_last: bool, others: Collection[str]) -> re.Pattern[str]:
+    """The end of a parameter, which a value may contain unless something else follows it.
+
+    Without its mark it ends at a line with one of the `others`, or with the function's end.
+    """
     followers = [*map(re.escape, form.followers), *([r"\Z"] if is_last else [])]
-    return re.compile(rf"{re.escape(form.parameter_end)}\s*(?={'|'.join(followers)})")
+    found = [rf"{re.escape(form.parameter_end)}\s*(?={'|'.join(followers)})"]
+    if others:
+        names = "|".join(map(re.escape, sorted(others)))
+        begins = "|".join(map(re.escape, form.parameter_begins))
+        found.append(rf'(?<=\n)(?=(?:{begins})(?:{names})[>"<])')
+    if form.function_end:
+        ends = "|".join([*map(re.escape, BLOCKS.values()), *([r"\Z"] if is_last else [])])
+        found.append(rf"(?<=\n)(?={re.escape(form.function_end)}\s*(?:{ends}))")
+    return re.compile("|".join(found))
+
+
+def _property_names(parameters: Parameters) -> set[str]:
+    properties = (parameters or {}).get("properties")
+    return {*properties} if isinstance(properties, Mapping) else set()
+
+
+def _json_between_marks(
+    text: str, at: int, is_last: bool, end_marks: Sequence[str]
+) -> tuple[Any, int] | None:
+    """The JSON at `at`, and the index behind it; between marks of calls it may have slips."""
+    found = json_at(text, at, is_last)
+    ends = [mark for mark in end_marks if mark != FENCE]
+    if found is not None or not ends:
+        return found
+    places = [place for mark in ends if (place := text.find(mark, at)) >= 0]
+    if not places:
+        no_call(is_last)
+        return None
+    try:
+        return lenient(text[at : min(places)]), min(places)
+    except ValueError:
+        return None
 
 
 def _may_call(text: str, at: int) -> bool:
@@ -278,6 +322,10 @@ def _may_call(text: str, at: int) -> bool:
     if head is None or key is None:
         return head is not None and head.end() == len(text)
     return key in _KEYS if head[2] else any(known.startswith(key) for known in _KEYS)
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") == "object" and "properties" in value
 
 
 def _call(value: Any, may_lack_arguments: bool) -> ToolCall | None:
@@ -290,8 +338,10 @@ def _call(value: Any, may_lack_arguments: bool) -> ToolCall | None:
     names = [value.get(key) for key in (*_NAMES, "function")]
     name = next((one for one in names if isinstance(one, str) and one), None)
     found = [value[key] for key in _ARGUMENTS if key in value]
-    is_description = "description" in value and "arguments" not in value
+    is_description = "arguments" not in value and (
+        "description" in value or _is_schema(value.get("parameters"))
+    )
     if name is None or is_description or not (found or may_lack_arguments):
         return None
-    arguments = found[0] if found else {}
+    arguments = (found[0] if found else None) or {}
     return ToolCall(name, arguments if isinstance(arguments, str) else written(arguments))

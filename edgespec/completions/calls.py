@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
@@ -14,6 +16,8 @@ _HEAD = re.compile(
     r'[^{"]*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 """A call up to its arguments, behind the marks that open it."""
+_NO_ESCAPE = re.compile(r"\\(?![\\'\"abfnrtvxNuU0-7\n])")
+"""A backslash that begins no escape, about which Python's parser would warn."""
 _LONGEST_WORD = 9
 """Most characters of a word, a number's sign or an escape that the end of a text cuts in two."""
 
@@ -80,6 +84,9 @@ class OpenCall:
             self._in_string = self._is_escaped or character != '"'
             self._is_escaped = character == "\\" and not self._is_escaped
             return json.dumps(character)[1:-1] if character < " " else character
+        if character == "<":  # a mark that ends a call without its last brackets
+            self.is_over = True
+            return ""
         self._in_string = character == '"'
         self._depth += (character in "{[") - (character in "}]")
         self.is_over = self._depth == 0
@@ -110,6 +117,41 @@ def json_at(text: str, at: int, is_last: bool) -> tuple[Any, int] | None:
         return None
     except (ValueError, RecursionError):
         return None
+
+
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text, parse_constant=no_number)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def lenient(text: str) -> Any:
+    """The value of JSON without its last brackets, or of Python's notation. Raises ValueError."""
+    for ending in ("", "}", "}}", "]", "]}"):
+        with suppress(ValueError, RecursionError):
+            return _DECODER.decode(text.strip() + ending)
+    try:
+        return python_value(ast.parse(python_source(text.strip()), mode="eval").body)
+    except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        raise ValueError("no JSON, nor Python") from error
+
+
+def python_source(text: str) -> str:
+    """The text with backslashes doubled that begin no escape."""
+    return _NO_ESCAPE.sub(r"\\\\", text)
+
+
+def python_value(node: ast.expr) -> Any:
+    """The value of a literal, which may have JSON's constants. Raises ValueError."""
+    return ast.literal_eval(_Constants().visit(node))
+
+
+class _Constants(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        names = {"true": True, "false": False, "null": None}
+        return ast.Constant(names[node.id]) if node.id in names else node
 
 
 def no_number(name: str) -> NoReturn:

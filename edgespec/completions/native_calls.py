@@ -8,12 +8,20 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Container
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from edgespec.completions.argument_types import written
-from edgespec.completions.calls import Reading, ToolCall, UnfinishedCall, json_at, no_call
+from edgespec.completions.calls import (
+    Reading,
+    ToolCall,
+    UnfinishedCall,
+    json_at,
+    no_call,
+    python_source,
+    python_value,
+)
 
 _NAME = r"(?P<name>[\w.-]+)"
 _LONGEST_HEAD = 300
@@ -30,7 +38,7 @@ class NativeForm:
     """All up to the arguments, with the function's name."""
     end: str = ""
     """The mark that ends a call; empty: there is none."""
-    arguments: Literal["json", "gemma", "python"] = "json"
+    is_gemma: bool = False
 
 
 NATIVE_FORMS = (
@@ -75,41 +83,37 @@ NATIVE_FORMS = (
         ),
         "<|call|>",
     ),
-    NativeForm("call:", re.compile(rf"call:{_NAME}(?={{)"), arguments="gemma"),
-    NativeForm("[", re.compile(rf"\[(?={_NAME}\()"), arguments="python"),
+    NativeForm("call:", re.compile(rf"call:{_NAME}(?={{)"), is_gemma=True),
 )
-"""Mistral's form, Kimi K2's, DeepSeek's (R1, V3, V3.1), Solar's, gpt-oss's two, Gemma 4's between
-`<|tool_call>` marks, and LFM2's list of calls in Python between `<|tool_call_start|>` marks."""
-NATIVE_BEGINS = tuple(form.begin for form in NATIVE_FORMS if form.arguments == "json")
+"""Mistral's form, Kimi K2's, DeepSeek's (R1, V3, V3.1), Solar's, gpt-oss's two, and Gemma 4's
+between `<|tool_call>` marks."""
+NATIVE_BEGINS = tuple(form.begin for form in NATIVE_FORMS if not form.is_gemma)
 """Marks that begin a call wherever they stand."""
-WITHIN = {"call:": "<tool_call|>", "[": "<|tool_call_end|>"}
-"""End mark of the block in which a form is looked for, by what begins the form."""
+_GEMMA_END = "<tool_call|>"
+_PYTHON_ENDS = ("<|tool_call_end|>", "<|python_end|>", "</function_calls>")
+"""End marks of blocks of calls in Python: LFM2's, Llama 4's, OLMo 3's."""
+_PYTHON = re.compile(r"\[?\s*(?P<name>[\w.]*)(?P<bracket>\(?)")
+"""Beginning of a list of calls, or of the first call."""
+_BRACKETS = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|['"\[\](){}]""", re.DOTALL)
+"""Python's strings and brackets."""
 _GEMMA_QUOTE = '<|"|>'
-_NO_ESCAPE = re.compile(r"\\(?![\\'\"abfnrtvxNuU0-7\n])")
-"""A backslash that begins no escape, about which Python's parser would warn."""
 _BARE_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"]+)(\s*:)")
 
 
 def native_form(text: str, at: int, end_marks: Container[str]) -> NativeForm | None:
     """The form that begins at `at`, between marks whose ends are `end_marks`."""
     begun = (form for form in NATIVE_FORMS if text.startswith(form.begin, at))
-    form = next((form for form in begun if _fits(form, end_marks)), None)
-    if form is not None and form.arguments == "python":
-        return None if text[at + 1 :].lstrip().startswith("{") else form  # a list of objects
-    return form
+    return next((form for form in begun if not form.is_gemma or _GEMMA_END in end_marks), None)
 
 
 def may_begin(text: str, at: int, end_marks: Container[str]) -> bool:
     """True if the text ends in what may become the beginning of a form."""
     rest = text[at:]
     return any(
-        len(rest) < len(form.begin) and form.begin.startswith(rest) and _fits(form, end_marks)
+        len(rest) < len(form.begin) and form.begin.startswith(rest)
         for form in NATIVE_FORMS
+        if not form.is_gemma or _GEMMA_END in end_marks
     )
-
-
-def _fits(form: NativeForm, end_marks: Container[str]) -> bool:
-    return form.begin not in WITHIN or WITHIN[form.begin] in end_marks
 
 
 def read_native(
@@ -119,11 +123,9 @@ def read_native(
     head = form.head.match(text, at)
     if head is None:
         return no_call(is_last or len(text) - at > _LONGEST_HEAD)
-    if form.arguments == "python":
-        return _python(text, head.end() - 1, is_last, names)
     if head["name"] not in names:
         return None
-    if form.arguments == "gemma":
+    if form.is_gemma:
         found = _gemma(text, head.end(), is_last)
     else:
         found = json_at(text, _past_blanks(text, head.end()), is_last)
@@ -147,7 +149,7 @@ def _past_blanks(text: str, at: int) -> int:
 
 def _gemma(text: str, at: int, is_last: bool) -> tuple[Any, int] | None:
     """An object with bare keys, whose strings stand between marks of their own."""
-    block = text[at:].partition("<tool_call|>")
+    block = text[at:].partition(_GEMMA_END)
     if not block[1] and not is_last:
         raise UnfinishedCall
     pieces = block[0].split(_GEMMA_QUOTE)
@@ -161,25 +163,53 @@ def _gemma(text: str, at: int, is_last: bool) -> tuple[Any, int] | None:
     return None if found is None else (found[0], at + len(block[0]))
 
 
-def _python(text: str, at: int, is_last: bool, names: Container[str]) -> Reading | None:
-    """A list of calls in Python's notation."""
-    block = text[at:].partition("<|tool_call_end|>")
-    if not block[1] and not is_last:
-        raise UnfinishedCall
+def read_python(
+    text: str, at: int, is_last: bool, names: Collection[str], end_marks: Sequence[str]
+) -> Reading | None:
+    """Calls in Python's notation: a list of them, or one a line between marks. Raises
+    UnfinishedCall."""
+    end_mark = next((mark for mark in _PYTHON_ENDS if mark in end_marks), None)
+    head = _PYTHON.match(text, at)
+    if head is None or not (end_mark or text.startswith("[", at)):
+        return None
+    if not head["bracket"]:
+        is_begun = any(name.startswith(head["name"]) for name in names)
+        return no_call(is_last or not is_begun or head.end() < len(text))
+    if head["name"] not in names:
+        return None
+    end = _list_end(text, at) if end_mark is None else text.find(end_mark, at)
+    if end < 0:
+        no_call(is_last)
+        end = len(text)
     try:
-        source = _NO_ESCAPE.sub(r"\\\\", block[0].strip())
-        expression = ast.parse(source, mode="eval").body
-        calls = [_python_call(one) for one in getattr(expression, "elts", ())]
+        lines = ast.parse(python_source(text[at:end].strip())).body
+        nodes = [node for line in lines for node in _elements(line)]
+        calls = [_python_call(node) for node in nodes]
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
-    if not calls or not all(call.name in names for call in calls):
-        return None
-    return Reading(calls, at + len(block[0]))
+    return Reading(calls, end) if all(call.name in names for call in calls) else None
+
+
+def _list_end(text: str, at: int) -> int:
+    """The index behind the list at `at`; -1 if it does not end."""
+    depth = 0
+    for found in _BRACKETS.finditer(text, at):
+        depth += (found[0] in "[({") - (found[0] in "])}")
+        if depth == 0:
+            return found.end()
+        if found[0] in ("'", '"'):
+            break
+    return -1
+
+
+def _elements(line: ast.stmt) -> Sequence[ast.expr]:
+    if not isinstance(line, ast.Expr):
+        raise TypeError("not a call")
+    return line.value.elts if isinstance(line.value, ast.List) else [line.value]
 
 
 def _python_call(node: ast.expr) -> ToolCall:
     if not isinstance(node, ast.Call) or node.args:
         raise ValueError("not a call with named arguments")
-    name = ast.unparse(node.func)
-    arguments = {str(one.arg): ast.literal_eval(one.value) for one in node.keywords}
-    return ToolCall(name, written(arguments))
+    arguments = {str(one.arg): python_value(one.value) for one in node.keywords}
+    return ToolCall(ast.unparse(node.func), written(arguments))

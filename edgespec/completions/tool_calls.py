@@ -19,17 +19,30 @@ from edgespec.completions.call_reading import (
     FENCE_BEGUN,
     CallReader,
 )
-from edgespec.completions.calls import OpenCall, Parameters, Reading, ToolCall, UnfinishedCall
+from edgespec.completions.calls import (
+    OpenCall,
+    Parameters,
+    Reading,
+    ToolCall,
+    UnfinishedCall,
+    is_json,
+)
 from edgespec.grammar.specification import Grammar, json_rules
 
 LONG_CHARACTERS = 2_000
 """Characters held back from which on they are read again only where something is closed."""
 _CLOSING = re.compile(r"[}\]>`]")
+_QUOTES = r"`\"'\u2018\u201c\xab"
 _OPENING = re.compile(
-    "|".join([*map(re.escape, BEGINS), FENCE_BEGIN.pattern, r"(?<![\w`\"'])[{\[]"])
+    rf"(?<![{_QUOTES}])(?:{'|'.join(map(re.escape, BEGINS))})"
+    rf"|{FENCE_BEGIN.pattern}|(?<![\w{_QUOTES}])[{{\[]"
 )
 """A mark that may begin a call, or a JSON value that is not part of a word or a quotation."""
+_PROSE = re.compile(rf"(?:[\w\u2019\u201d\xbb{_QUOTES}]|[{_QUOTES}]<[^<>\s]*>)\s*\Z")
+"""End of a line that goes on: JSON in it is an example."""
 _JSON = ("{", "[")
+_LINE = 80
+"""Most characters of a line that are looked at."""
 _IN_JSON = re.compile(r'[\[({]$|"[:,]$|[}\]\d],$')
 """End of a text behind which an object is part of a larger one, or an argument."""
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -74,6 +87,8 @@ class CallSplitter:
         """True inside a fence that has no calls."""
         self._behind = ""
         """The last two characters of the text so far, without blanks."""
+        self._line = ""
+        """The end of the text so far in its line."""
 
     @property
     def held(self) -> str:
@@ -100,7 +115,7 @@ class CallSplitter:
                 elif self._is_code:
                     decided.append(self._code(is_last))
                 else:
-                    opening = _OPENING.search(self._held)
+                    opening = _OPENING.search(self._line + self._held, len(self._line))
                     decided.append(self._before(opening, is_last))
                     if opening is None:
                         break
@@ -112,19 +127,22 @@ class CallSplitter:
     def _before(self, opening: re.Match[str] | None, is_last: bool) -> str:
         """Text before a mark, without blanks, which are dropped if the mark begins a call."""
         if opening is not None:
-            return self._take(len(self._held[: opening.start()].rstrip()))
+            begin = opening.start() - len(self._line)
+            return self._take(len(self._held[:begin].rstrip()))
         return self._take(len(self._held) - (0 if is_last else _n_undecided(self._held)))
 
     def _opened(self, mark: str, is_last: bool) -> str:
         """Read the call that `mark` begins; text instead if there is none."""
-        is_part = mark in _JSON and _IN_JSON.search(self._behind)
+        blanks = self._held[: len(self._held) - len(self._held.lstrip())]
+        is_part = mark in _JSON and (
+            _IN_JSON.search(self._behind) or ("\n" not in blanks and _PROSE.search(self._line))
+        )
         reading = None if is_part else self._reader.read(self._held, 0, is_last)
         if reading is not None:
             self._add(reading, [])
             return ""
         self._is_code = mark.startswith(FENCE)
-        n_blanks = len(self._held) - len(self._held.lstrip())
-        return self._take(n_blanks + len(mark))
+        return self._take(len(blanks) + len(mark))
 
     def _code(self, is_last: bool) -> str:
         """Text up to the end of a fence without calls."""
@@ -163,9 +181,13 @@ class CallSplitter:
         calls, text = reading.calls, self._held[: reading.end]
         if len(calls) == 1 and (one := OpenCall.begun(text, {calls[0].name})):
             one.push(text)  # a stream has sent its arguments as they were written
-            calls = [ToolCall(one.name, one.arguments)]
+            for ending in ("", "}", "]}"):
+                if is_json(one.arguments + ending):
+                    calls = [ToolCall(one.name, one.arguments + ending)]
+                    break
         self.calls += calls
         self._held, self._drops_blanks = self._held[reading.end :], True
+        self._behind = self._line = ""
         self._end_marks = [*end_marks, *reading.end_marks]
 
     def _take(self, length: int) -> str:
@@ -175,6 +197,7 @@ class CallSplitter:
             text = text.lstrip()
             self._drops_blanks = not text
         self._behind = (self._behind + "".join(text.split()))[-2:]
+        self._line = (self._line + text).rpartition("\n")[2][-_LINE:]
         return text
 
 

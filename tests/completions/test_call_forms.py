@@ -151,6 +151,39 @@ CALLS = {
         [PARIS, ROME],
     ),
     "MiniCPM": ('<function name="weather"><param name="city">Paris</param></function>', [PARIS]),
+    "null for arguments": (marked('{"name": "now", "arguments": null}'), [("now", {})]),
+    "an empty text for arguments": (fenced('{"name": "now", "parameters": ""}'), [("now", {})]),
+    "the last brace left out": (marked(as_json(PARIS)[:-1]), [PARIS]),
+    "two braces left out": (marked(as_json(PARIS)[:-2]), [PARIS]),
+    "Python's quotes": (marked("{'name': 'weather', 'arguments': {'city': 'Paris'}}"), [PARIS]),
+    "a comma too many": (
+        marked('{"name": "weather", "arguments": {"city": "Paris",}}'),
+        [PARIS],
+    ),
+    "a parameter without its end": (
+        marked(
+            "<function=weather>\n<parameter=city>\nParis\n<parameter=days>\n3\n</parameter>\n"
+            "</function>"
+        ),
+        [("weather", {"city": "Paris", "days": 3})],
+    ),
+    "the last parameter without its end": (
+        marked("<function=weather>\n<parameter=city>\nParis\n</function>"),
+        [PARIS],
+    ),
+    "Llama 4": ('[weather(city="Paris"), weather(city="Rome")]', [PARIS, ROME]),
+    "Llama 4 between its marks": (
+        '<|python_start|>[weather(city="Paris"), now()]<|python_end|>',
+        [PARIS, ("now", {})],
+    ),
+    "OLMo 3": (
+        '<function_calls>\nweather(city="Paris")\nweather(city="Rome")\n</function_calls>',
+        [PARIS, ROME],
+    ),
+    "brackets and JSON's words in Python's strings": (
+        "[write(path='a)]', text=\"[it's\"), now(a=true, b=null)]",
+        [("write", {"path": "a)]", "text": "[it's"}), ("now", {"a": True, "b": None})],
+    ),
     "Seed": (
         "<seed:tool_call>\n<function=weather>\n<parameter=city>Paris</parameter>\n</function>\n"
         "</seed:tool_call>",
@@ -197,6 +230,17 @@ NO_CALLS = [
     'Write `{"name": "now", "arguments": {}}` to ask.',
     '{"name": "now"}',
     '{"name": "now", "arguments": ',
+    'Write \'{"name": "now", "arguments": {}}\' there.',
+    'Write "{\'name\': 1}" or “{"name": "now", "arguments": {}}”.',
+    'Then {"name": "now", "arguments": {}} is written.',
+    "Write `<tool_call>{...}</tool_call>`, as in '<tool_call>" + as_json(PARIS) + "</tool_call>'.",
+    fenced('{"name": "now", "parameters": {"type": "object", "properties": {}}}'),
+    fenced('{"name": "now", "input_schema": {"type": "object"}}'),
+    fenced('[{"name": "now", "description": "The time.", "parameters": {}}]'),
+    "[other(a=1)]",
+    "[weather('Paris')]",
+    "see a[now()] and [now() as it is]",
+    "A list of [1, 2, now()] things.",
     json.dumps(
         {"type": "function", "function": {"name": "now", "description": "", "parameters": {}}}
     ),
@@ -258,6 +302,9 @@ def test_a_call_is_told_when_it_is_complete():
         ({"type": "boolean"}, "true", True),
         ({"type": "boolean"}, "True", True),
         ({"type": "array"}, '["a"]', ["a"]),
+        ({"type": "array"}, "['a', True]", ["a", True]),
+        ({"type": "object"}, "{'a': 1,}", {"a": 1}),
+        ({"type": "array"}, "['a'", "['a'"),
         ({"type": "object"}, '{"a": [1]}', {"a": [1]}),
         ({"type": ["string", "null"]}, "null", None),
         ({"type": ["string", "null"]}, "5", "5"),
