@@ -44,6 +44,8 @@ def checked(messages: Sequence[Message], knows_developer: bool = True) -> list[d
         turn = _without_null(message)
         if role == "developer" and not knows_developer:
             turn["role"] = "system"
+        if "reasoning" in turn:  # OpenRouter's and vLLM's name
+            turn.setdefault("reasoning_content", turn.pop("reasoning"))
         if calls := turn.pop("tool_calls", None):
             turn["tool_calls"] = _calls(calls, where)
         turn["content"] = _content(turn.get("content"), str(role), where)

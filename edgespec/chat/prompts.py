@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from edgespec import extras
+from edgespec.chat.adapting import GENERIC
 from edgespec.chat.call_marks import MARKS
 from edgespec.chat.continuing import content_of, continued, continues, is_reasoning
 from edgespec.chat.control_text import ControlTexts, new_seam
@@ -178,7 +179,7 @@ class ChatPrompts:
             text,
             tuple(self._tokens(pieces)),
             marks,
-            template.source,
+            template.source if template.takes_tools else template.source + GENERIC,
             self._hidden(shown),
             closing,
             tuple(self._continuation(closing)) if closing else (),

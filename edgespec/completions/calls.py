@@ -144,8 +144,10 @@ def python_source(text: str) -> str:
 
 
 def python_value(node: ast.expr) -> Any:
-    """The value of a literal, which may have JSON's constants. Raises ValueError."""
-    return ast.literal_eval(_Constants().visit(node))
+    """The value of a literal that JSON can have, with JSON's constants. Raises ValueError."""
+    value = ast.literal_eval(_Constants().visit(node))
+    json.dumps(value, allow_nan=False)  # raises TypeError for sets and bytes
+    return value
 
 
 class _Constants(ast.NodeTransformer):

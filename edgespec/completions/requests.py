@@ -303,9 +303,10 @@ class ChatRequest(CommonRequest):
             if (value := getattr(self, name)) is not None:
                 variables[name] = value
         reasoning = self.reasoning or Reasoning()
+        effort = self.reasoning_effort or reasoning.effort
         for name, value in (
-            ("reasoning_effort", self.reasoning_effort or reasoning.effort),
-            ("enable_thinking", reasoning.enabled),
+            ("reasoning_effort", "none" if reasoning.enabled is False else effort),
+            ("enable_thinking", False if effort == "none" else reasoning.enabled),
         ):
             if value is not None:
                 variables.setdefault(name, value)
@@ -314,7 +315,10 @@ class ChatRequest(CommonRequest):
     @property
     def reasoning_budget(self) -> int | None:
         """Most tokens of reasoning; None: no limit of its own."""
-        return None if self.reasoning is None else self.reasoning.max_tokens
+        reasoning = self.reasoning or Reasoning()
+        if "none" in (self.reasoning_effort, reasoning.effort) or reasoning.enabled is False:
+            return 0
+        return reasoning.max_tokens
 
 
 def _as_prompts(value: object) -> object:

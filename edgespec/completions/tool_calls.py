@@ -27,6 +27,7 @@ from edgespec.completions.calls import (
     UnfinishedCall,
     is_json,
 )
+from edgespec.grammar.schemas import without_annotations
 from edgespec.grammar.specification import Grammar, json_rules
 
 LONG_CHARACTERS = 2_000
@@ -59,12 +60,16 @@ def call_grammar(tools: Sequence[Mapping[str, Any]], is_marked: bool = True) -> 
 
     `tools` are in OpenAI's format. Raises GrammarError for unsupported schemas.
     """
-    schemas, calls = {}, []
+    schemas: dict[str, Any] = {}
+    calls = []
     for place, tool in enumerate(tools):
         name = json.dumps(tool["function"]["name"], ensure_ascii=False)
         before = json.dumps(f'{{"name": {name}, "arguments": ', ensure_ascii=False)
-        schemas[f"arguments{place}"] = tool["function"].get("parameters") or _NO_PARAMETERS
-        calls.append(f'({before} arguments{place} "}}")')
+        schema = without_annotations(tool["function"].get("parameters") or _NO_PARAMETERS)
+        same = (rule for rule, known in schemas.items() if known == schema)
+        rule = next(same, f"arguments{place}")
+        schemas[rule] = schema
+        calls.append(f'({before} {rule} "}}")')
     begin, end = (json.dumps(f"{BEGIN}\n"), json.dumps(f"\n{END}")) if is_marked else ("", "")
     return json_rules(schemas, f"start: {begin} call {end}\ncall: {' | '.join(calls)}\n")
 

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from edgespec.chat.call_marks import BLOCKS
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.chat.reasoning import Part
 from edgespec.completions.calls import OpenCall, Parameters, ToolCall
@@ -33,6 +34,7 @@ class MessageWriter:
         self.new_splitter = prompt.splitter
         """Returns a splitter of reasoning for the beginning of the text."""
         self._reasoning = prompt.splitter()
+        self._tools = tools
         self._calls = CallSplitter(tools) if tools else None
         self._new_id = new_id
         self._names = frozenset(tools)
@@ -71,7 +73,19 @@ class MessageWriter:
             if rest and not is_cut_off:
                 changes += self._grow("text", rest)
             changes += self._new_calls(self._calls.calls)
+            if self._reasoning.is_reasoning and not self._n_calls:
+                changes += self._calls_in_reasoning()
         return changes + self._end()
+
+    def _calls_in_reasoning(self) -> list[Change]:
+        """The calls of reasoning that was never closed, as some models write them."""
+        text = "".join(part.text for part in self.parts if part.kind == "reasoning")
+        if not any(mark in text for mark in BLOCKS):
+            return []
+        splitter = CallSplitter(self._tools)
+        splitter.push(text)
+        splitter.finish()
+        return [change for call in splitter.calls for change in self._begin_call(call)]
 
     @property
     def has_calls(self) -> bool:

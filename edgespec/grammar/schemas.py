@@ -7,7 +7,9 @@ is an annotation for llguidance is taken out and named. Knows no tokens.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import permutations
 from typing import Any
 from urllib.parse import unquote
 
@@ -41,6 +43,13 @@ _NAMES = ("type", "required")
 _OPENING = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
 """Keywords by which an object says what it thinks of further properties."""
 
+_ANNOTATIONS = frozenset(
+    {"description", "title", "examples", "default", "deprecated", "readOnly", "writeOnly"}
+    | {"$comment", "$schema", "$id"}
+)
+_LOOK_AROUND = re.compile(r"(?<!\\)\(\?<?[=!]")
+MAX_UNIQUE = 4
+"""Most values of a list without repetition that is written out."""
 EXACT = 1 << 53
 """Integers up to this one are exact as binary64, which llguidance and JavaScript compute with."""
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -49,14 +58,74 @@ Exhausts = Callable[[str, list[str]], bool]
 """True if a pattern matches none but the given names."""
 
 
-def unchecked_formats(schema: Any) -> tuple[str, ...]:
-    """Formats in a schema that are not enforced, in alphabetical order."""
-    found = {
-        node["format"]
-        for node in _nodes(schema)
-        if isinstance(node.get("format"), str) and node["format"] not in CHECKED_FORMATS
-    }
+def unchecked_parts(schema: Any) -> tuple[str, ...]:
+    """Formats, patterns and keywords in a schema that are not enforced, in alphabetical order."""
+    found: set[str] = set()
+    for node in _nodes(schema):
+        if isinstance(node.get("format"), str) and node["format"] not in CHECKED_FORMATS:
+            found.add(node["format"])
+        if _LOOK_AROUND.search(str(node.get("pattern", ""))):
+            found.add(node["pattern"])
+        if node.get("uniqueItems") is True and _unique_lists(node) is None:
+            found.add("uniqueItems")
+        if "propertyNames" in node and _named_properties(node) is None:
+            found.add("propertyNames")
     return tuple(sorted(found))
+
+
+def without_annotations(schema: Any) -> Any:
+    """The schema without descriptions and what else says nothing about values."""
+    if not isinstance(schema, dict):
+        return schema
+    bare = _mapped(schema, without_annotations)
+    return {name: value for name, value in bare.items() if name not in _ANNOTATIONS}
+
+
+def _without_look_around(pattern: str) -> str:
+    """The pattern without what the library cannot have, so that it fits more."""
+    while found := _LOOK_AROUND.search(pattern):
+        depth, end = 0, len(pattern)
+        for bracket in re.finditer(
+            r"\\.|\[(?:\\.|[^\]])*\]|[()]", pattern[found.start() :], re.DOTALL
+        ):
+            depth += (bracket[0] == "(") - (bracket[0] == ")")
+            if depth == 0 and bracket[0] == ")":
+                end = found.start() + bracket.end()
+                break
+        pattern = pattern[: found.start()] + pattern[end:]
+    return pattern
+
+
+def _unique_lists(node: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Schemas of the lists without repetition of a few values; None if there are too many."""
+    items = node.get("items")
+    values = items.get("enum") if isinstance(items, Mapping) else None
+    if not isinstance(values, list) or len(values) > MAX_UNIQUE:
+        return None
+    least, most = node.get("minItems", 0), min(node.get("maxItems", len(values)), len(values))
+    return [
+        {"type": "array", "prefixItems": [{"const": one} for one in chosen], "items": False}
+        | {"minItems": length, "maxItems": length}
+        for length in range(least, most + 1)
+        for chosen in permutations(values, length)
+    ]
+
+
+def _named_properties(node: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Keywords that stand for `propertyNames`; None if there are none."""
+    names, value = node["propertyNames"], node.get("additionalProperties", True)
+    if not isinstance(names, Mapping):
+        return {} if names is True else None
+    said = names.keys() - {*_ANNOTATIONS, "type"}
+    if not said and names.get("type", "string") == "string":
+        return {}
+    if said == {"enum"} and all(isinstance(name, str) for name in names["enum"]):
+        own = node.get("properties", {})
+        properties = {name: own.get(name, value) for name in names["enum"]}
+        return {"properties": properties, "additionalProperties": False}
+    if said == {"pattern"} and "properties" not in node:
+        return {"patternProperties": {names["pattern"]: value}, "additionalProperties": False}
+    return None
 
 
 def has_large_integers(schema: Any) -> bool:
@@ -76,6 +145,7 @@ def rewritten(schema: Any, exhausts: Exhausts) -> Any:
             if not _is_formed(keyword, node[keyword]):
                 said = repr(node[keyword])[:40]
                 raise GrammarError(f"the json schema is wrong: {keyword} must not be {said}")
+    schema = without_annotations(schema)
     return _Rewriter(schema, exhausts).rewritten(schema)
 
 
@@ -107,6 +177,12 @@ class _Rewriter:
         copy = _mapped(node, self.rewritten)
         if isinstance(node.get("format"), str) and node["format"] not in CHECKED_FORMATS:
             del copy["format"]
+        if isinstance(pattern := node.get("pattern"), str):
+            copy["pattern"] = _without_look_around(pattern)
+        if copy.pop("uniqueItems", False) is True and (lists := _unique_lists(node)) is not None:
+            copy = {"anyOf": lists}
+        if copy.pop("propertyNames", None) is not None:
+            copy |= _mapped(_named_properties(node) or {}, self.rewritten)
         for bound in copy.keys() & {*_BOUNDS}:
             if _exact(copy[bound]) != copy[bound]:
                 del copy[bound]

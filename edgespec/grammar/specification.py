@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec import extras
 from edgespec.errors import GrammarError
-from edgespec.grammar.schemas import has_large_integers, rewritten, unchecked_formats
+from edgespec.grammar.schemas import (
+    has_large_integers,
+    rewritten,
+    unchecked_parts,
+    without_annotations,
+)
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -38,6 +43,9 @@ JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separat
 A schema's own `x-guidance` takes precedence."""
 
 
+_STYLE = json.dumps({"x-guidance": JSON_STYLE})[1:-1]
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """A JSON schema, a regular expression (Rust's syntax) or a Lark grammar (llguidance's)."""
@@ -47,7 +55,7 @@ class Grammar:
     bounds_numbers: bool = False
     """True for JSON, whose numbers are ended after so many digits as llama.cpp's."""
     unchecked_formats: tuple[str, ...] = ()
-    """Values of `format` in its schemas that are not enforced: any string fits them."""
+    """Formats, patterns and keywords of its schemas that are not enforced, or in part."""
     has_large_integers: bool = False
     """True if its schemas have constants beyond 2^53, which are strings, or bounds, which go."""
 
@@ -55,7 +63,7 @@ class Grammar:
     def notes(self) -> tuple[str, ...]:
         """Sentences for the user about what the grammar does not enforce."""
         formats = (
-            f"the schema's format {name!r} is not known here and not checked: add a pattern"
+            f"the schema's {name!r} is not known here and not checked: use another keyword"
             for name in self.unchecked_formats
         )
         large = (
@@ -65,9 +73,10 @@ class Grammar:
         return (*formats, *((large,) * self.has_large_integers))
 
     def __post_init__(self) -> None:
-        if len(self.source) > MAX_CHARACTERS:
+        n_characters = len(self.source) - self.source.count(_STYLE) * len(_STYLE)
+        if n_characters > MAX_CHARACTERS:
             raise GrammarError(
-                f"the {self.kind} has {len(self.source):,} characters, more than {MAX_CHARACTERS:,}"
+                f"the {self.kind} has {n_characters:,} characters, more than {MAX_CHARACTERS:,}"
             )
 
 
@@ -95,7 +104,8 @@ def unchecked_schema(schema: Any) -> Grammar:
         raise GrammarError(f"the JSON schema is not JSON: {error}") from error
     if not isinstance(read, dict | bool):
         raise GrammarError('the JSON schema must be an object such as {"type": "object"}')
-    return Grammar("json schema", schema, True, unchecked_formats(read), is_large)
+    source = json.dumps(without_annotations(read))
+    return Grammar("json schema", source, True, unchecked_parts(read), is_large)
 
 
 def regular_expression(pattern: str) -> Grammar:
@@ -132,7 +142,7 @@ def json_rules(schemas: Mapping[str, Any], start: str) -> Grammar:
     is not installed, and GrammarError.
     """
     rules = [schema_rules(schema, name) for name, schema in schemas.items()]
-    formats = {name for schema in schemas.values() for name in unchecked_formats(schema)}
+    formats = {name for schema in schemas.values() for name in unchecked_parts(schema)}
     is_large = any(map(has_large_integers, schemas.values()))
     return Grammar("grammar", "".join([start, *rules]), True, tuple(sorted(formats)), is_large)
 

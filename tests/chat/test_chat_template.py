@@ -1,12 +1,13 @@
 """Chat templates: Hugging Face's helpers, and limits for templates that loop, grow or fail."""
 
+import json
 import time
 
 import pytest
 
 from edgespec.chat import render_limits
 from edgespec.chat.template import ChatTemplate
-from edgespec.errors import ModelError, UsageError
+from edgespec.errors import ModelError
 
 CHATML = """\
 {%- for message in messages %}
@@ -251,9 +252,18 @@ def test_a_template_of_megabytes_is_refused():
         ChatTemplate(" " * (1 + (1 << 20)))
 
 
-def test_tools_are_refused_where_the_template_does_not_know_them():
-    with pytest.raises(UsageError, match="knows no tools"):
-        render(CHATML, tools=[TOOL])
+def test_tools_calls_and_results_are_text_where_the_template_does_not_know_them():
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]}
+    result = {"role": "tool", "tool_call_id": "1", "content": "4"}
+    user = {"role": "user", "content": "Hi"}
+    text = render(
+        CHATML, [{"role": "system", "content": "Be kind."}, user, call, result], tools=[TOOL]
+    )
+    assert text.startswith("<|im_start|>system\nBe kind.\n\nYou can call functions.")
+    assert json.dumps(TOOL["function"]["name"]) in text
+    assert '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>' in text
+    assert "<|im_start|>user\n<tool_response>\n4\n</tool_response><|im_end|>" in text
 
 
 def test_the_caller_s_messages_stay_as_they_are():

@@ -76,9 +76,9 @@ def test_a_model_of_another_runtime_knows_no_names():
         prompts("chatml", named=False)
 
 
-def test_a_role_that_no_named_template_knows_is_refused():
-    with pytest.raises(ModelError, match="knows the roles system, user and assistant"):
-        prompts("chatml").prompt([*HELLO, {"role": "tool", "content": "4"}])
+def test_a_tools_result_is_the_users_text():
+    text = prompts("chatml").prompt([*HELLO, {"role": "tool", "content": "4"}]).text
+    assert "<tool_response>\n4\n</tool_response><|im_end|>" in text
 
 
 def test_a_text_that_would_be_cut_is_refused():

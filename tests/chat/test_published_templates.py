@@ -36,6 +36,17 @@ SPLICE_ARGUMENTS = {"deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "meetkai-functio
 """Templates that join the arguments of calls to text."""
 CALL_BESIDE_NULL = {"deepseek-ai-DeepSeek-R1-Distill-Llama-8B"}
 """Templates that show calls only where the content is null."""
+TAKE_ONE_CALL = {
+    *("GigaChat3-10B-A1.8B", "GigaChat3.1-10B-A1.8B", "openai-gpt-oss-120b"),
+    *("meta-llama-Llama-3.1-8B-Instruct", "meta-llama-Llama-3.2-3B-Instruct"),
+    "meta-llama-Llama-3.3-70B-Instruct",
+}
+"""Templates that refuse two calls at once, or show the first."""
+TELL_CALLS_AS_TEXT = {
+    *("HuggingFaceTB-SmolLM3-3B", "google-gemma-2-2b-it", "llama-cpp-rwkv-world"),
+    "microsoft-Phi-3.5-mini-instruct",
+}
+"""Templates that know neither tools nor calls."""
 HAVE_NO_SYSTEM = {"google-gemma-2-2b-it"}
 
 Messages = list[dict[str, Any]]
@@ -195,6 +206,11 @@ def as_transformers_wants(messages: Messages, name: str, source: str) -> Message
     if name in HAVE_NO_SYSTEM and turns[0]["role"] == "system":
         system, user, *others = turns
         turns = [user | {"content": f"{system['content']}\n{user['content']}"}, *others]
+    if name in TAKE_ONE_CALL and turns[1:] and len(turns[1].get("tool_calls", ())) == 2:
+        user, calls, *results = turns
+        one, other = calls["tool_calls"]
+        turns = [user, calls | {"tool_calls": [one]}, results[0]]
+        turns += [said("assistant", "", tool_calls=[other]), results[1]]
     return turns
 
 
@@ -232,7 +248,10 @@ def test_a_conversation_is_rendered_as_by_jinja(
     """A template that refuses the client's conversation there refuses it here."""
     monkeypatch.setattr(sandbox, "datetime", FixedTime)
     different = {}
+    has_calls = any(turn["role"] == "tool" for turn in TALKS[talk])
     for name, source in templates.items():
+        if has_calls and name in TELL_CALLS_AS_TEXT:
+            continue
         tools = TOOLS if ours[name].takes_tools else None
         wanted = as_transformers_wants(TALKS[talk], name, source)
         options = {"tools": tools, "add_generation_prompt": True} | variables
@@ -244,6 +263,52 @@ def test_a_conversation_is_rendered_as_by_jinja(
         if text != expected:
             different[name] = (text, expected)
     assert not different
+
+
+def shown(template: ChatTemplate, talk: Messages, tools: Any = None) -> str | None:
+    """The template's text; None if it refuses the conversation."""
+    try:
+        return template.render(talk, tools)
+    except EdgespecError:
+        return None
+
+
+@pytest.mark.parametrize("place", ["in front", "behind an answer"])
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_every_system_message_is_shown(
+    place: str, role: str, ours: Mapping[str, ChatTemplate]
+) -> None:
+    second = said(role, "Be brief.")
+    talk = [SYSTEM, second, USER] if place == "in front" else [SYSTEM, USER, ANSWER, second, USER]
+    texts = {name: shown(one, talk) or "" for name, one in ours.items() if shown(one, [USER])}
+    assert len(texts) >= LEAST
+    both = ("Be kind.", "Be brief.")
+    assert not {name for name, text in texts.items() if not all(one in text for one in both)}
+
+
+@pytest.mark.parametrize("content", ["", "I look."])
+@pytest.mark.parametrize("name", ["openai-gpt-oss-120b", "LFM2.5-8B-A1B", "GLM-4.6"])
+def test_reasoning_before_a_call_is_shown(
+    name: str, content: str, ours: Mapping[str, ChatTemplate]
+) -> None:
+    calls = calling(content=content, reasoning_content="I wonder.")
+    text = ours[name].render([USER, calls, told()], TOOLS)
+    assert "I wonder." in text and content in text
+
+
+def test_tools_may_lack_description_and_parameters(ours: Mapping[str, ChatTemplate]) -> None:
+    bare = [{"type": "function", "function": {"name": "weather"}}]
+    for template in ours.values():
+        if shown(template, [USER], TOOLS):
+            assert "weather" in template.render([USER], bare)
+
+
+def test_ids_of_any_length_are_taken(ours: Mapping[str, ChatTemplate]) -> None:
+    identity = "call_0123456789abcdef01234567"
+    calls, result = calling(call() | {"id": identity}, content=""), told()
+    for template in ours.values():
+        if shown(template, [USER, calling(content=""), result], TOOLS):
+            assert template.render([USER, calls, result | {"tool_call_id": identity}], TOOLS)
 
 
 SHOW_NO_CALLS = {"LFM2-8B-A1B", "LFM2.5-Instruct", "ibm-granite-granite-3.3-2B-Instruct"}

@@ -40,6 +40,84 @@ def test_without_a_system_role_the_user_says_it(source, messages, text):
     assert ChatTemplate(source).render(messages) == text
 
 
+ONE_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('first') }}{% endif %}" + TURN + "{% endfor %}"
+)
+FIRST_SYSTEM = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}" + TURN + "{% endif %}"
+    "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("source", [ONE_SYSTEM, FIRST_SYSTEM])
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_several_system_messages_are_one_where_the_template_takes_one(source, role):
+    other = {"role": role, "content": "Be brief."}
+    template = ChatTemplate(source)
+    merged = "<system>Be kind.\n\nBe brief.<user>Hello"
+    assert template.render([SYSTEM, other, USER]) == merged
+    middle = f"{merged}<assistant>Hi.<user>Hello"
+    assert template.render([SYSTEM, USER, ANSWER, other, USER]) == middle
+
+
+def test_several_system_messages_stay_where_the_template_shows_them():
+    text = ChatTemplate(PLAIN).render([SYSTEM, USER, ANSWER, SYSTEM, USER])
+    assert text == "<system>Be kind.<user>Hello<assistant>Hi.<system>Be kind.<user>Hello"
+
+
+CALLS = "{% for c in m.tool_calls or [] %}[{{ c.id }} {{ c.function.name }}]{% endfor %}"
+TOLD = "{% for m in messages %}" + TURN + CALLS + "{{ m.tool_call_id }}{% endfor %}{{ tools }}"
+ONE_CALL = (
+    "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}"
+    "{{ raise_exception('one') }}{% endif %}{% endfor %}" + TOLD
+)
+NINE_LETTERS = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}"
+    "{{ raise_exception('9') }}{% endif %}{% endfor %}{% endfor %}" + TOLD
+)
+
+
+def calls(*ids):
+    functions = [{"name": f"f{n}", "arguments": "{}"} for n in range(len(ids))]
+    told = [{"id": one, "function": f} for one, f in zip(ids, functions, strict=True)]
+    return {"role": "assistant", "content": "", "tool_calls": told}
+
+
+def result(identity):
+    return {"role": "tool", "tool_call_id": identity, "content": "4"}
+
+
+def test_calls_at_once_are_turns_where_the_template_takes_one():
+    talk = [USER, calls("a", "b"), result("b"), result("a"), ANSWER]
+    text = ChatTemplate(ONE_CALL).render(talk)
+    expected = "<assistant>[a f0]<tool>4a<assistant>[b f1]<tool>4b<assistant>Hi."
+    assert text.startswith(f"<user>Hello{expected}")
+    assert "[a f0][b f1]" in ChatTemplate(TOLD).render(talk)
+
+
+def test_ids_are_shortened_where_the_template_wants_nine_letters():
+    text = ChatTemplate(NINE_LETTERS).render(
+        [USER, calls("call_0123456789"), result("call_0123456789")]
+    )
+    short = text.partition("[")[2][:9]
+    assert short.isalnum() and text.count(short) == 2
+    assert "abcdefgh1" in ChatTemplate(NINE_LETTERS).render([USER, calls("abcdefgh1")])
+
+
+def test_reasoning_has_the_name_that_the_template_reads():
+    source = "{% for m in messages %}" + TURN + "{{ m.thinking }}{% endfor %}"
+    assert ChatTemplate(source).render([ANSWER | {"reasoning_content": "Hm."}]).endswith("Hi.Hm.")
+    assert ChatTemplate(source).render([ANSWER | {"reasoning": "Hm."}]).endswith("Hi.Hm.")
+
+
+@pytest.mark.parametrize("variable", ["enable_thinking", "thinking"])
+def test_no_effort_turns_reasoning_off_in_the_templates_own_way(variable):
+    source = PLAIN + "{% if " + variable + " is false %}off{% endif %}"
+    assert ChatTemplate(source).render([USER], reasoning_effort="none").endswith("off")
+    assert not ChatTemplate(source).render([USER], reasoning_effort="low").endswith("off")
+
+
 def test_a_system_role_is_used():
     assert ChatTemplate(PLAIN).render([SYSTEM, USER]) == "<system>Be kind.<user>Hello"
 

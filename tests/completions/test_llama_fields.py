@@ -97,7 +97,8 @@ def test_llama_cpps_grammars_are_read():
 @pytest.mark.parametrize("fields", [{"enable_thinking": False}, {"thinking": {"type": "disabled"}}])
 def test_reasoning_is_turned_off_by_other_names(fields):
     request = ChatRequest.parse({"messages": WEB_UI["messages"]} | fields)
-    assert request.template_variables == {"enable_thinking": False}
+    assert request.template_variables["enable_thinking"] is False
+    assert request.reasoning_budget == 0
 
 
 def test_a_schema_may_stand_by_itself():

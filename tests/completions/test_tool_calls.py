@@ -85,6 +85,18 @@ def test_a_message_has_reasoning_content_and_calls():
     assert json.dumps(message.message)
 
 
+def test_a_call_in_reasoning_that_is_never_closed_is_a_call():
+    message = writer()
+    message.push(f"<think>\nHm.\n{CALL}")
+    message.finish()
+    assert [part.kind for part in message.parts] == ["reasoning", "call"]
+    assert message.parts[1].text == '{"a": 1}'
+    quoted = writer()
+    quoted.push(f"<think>\nHm.\n{CALL}</think>No.")
+    quoted.finish()
+    assert [part.kind for part in quoted.parts] == ["reasoning", "text"]
+
+
 def test_without_tools_a_call_is_text():
     message = writer(tools=())
     message.push(CALL)

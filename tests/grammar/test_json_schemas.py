@@ -49,6 +49,58 @@ def fits(grammar: Grammar | dict[str, Any], text: str) -> bool:
     return True
 
 
+NAMES = {"type": "object", "additionalProperties": {"enum": [1]}}
+DECIMAL = {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}
+LETTERS = {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (NAMES | {"propertyNames": {"type": "string"}}, '{"a": 1}', '{"a": 2}'),
+        (NAMES | {"propertyNames": {"enum": ["a", "b"]}}, '{"a": 1}', '{"c": 1}'),
+        (NAMES | {"propertyNames": {"pattern": "^a"}}, '{"ab": 1}', '{"b": 1}'),
+        (DECIMAL, '"-12.5"', '"twelve"'),
+        (LETTERS, '["b", "a"]', '["a", "a"]'),
+        (LETTERS | {"minItems": 1}, '["a"]', "[]"),
+        ({"type": "array", "items": {"enum": [1]}, "uniqueItems": False}, "[1, 1]", "[2]"),
+    ],
+)
+def test_keywords_that_the_library_lacks_are_told_by_others(schema, good, bad):
+    assert fits(schema, good) and not fits(schema, bad)
+
+
+@pytest.mark.parametrize(
+    ("schema", "name"),
+    [
+        (DECIMAL, DECIMAL["pattern"]),
+        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "uniqueItems"),
+        (NAMES | {"propertyNames": {"minLength": 3}}, "propertyNames"),
+    ],
+)
+def test_what_is_not_enforced_is_named(schema, name):
+    assert json_schema({"anyOf": [schema]}).unchecked_formats == (name,)
+
+
+def test_descriptions_do_not_count_against_the_size_of_a_grammar():
+    described = {"type": "string", "maxLength": 5, "description": "x" * 300}
+    tools = [
+        {
+            "function": {
+                "name": f"tool_{n}",
+                "description": "d",
+                "parameters": closed(**{f"a{n}": described}),
+            }
+        }
+        for n in range(60)
+    ]
+    assert fits(
+        call_grammar(tools),
+        '<tool_call>\n{"name": "tool_59", "arguments": {"a59": "b"}}\n</tool_call>',
+    )
+    assert json_schema(closed(**{f"a{n}": described for n in range(60)}))
+
+
 def closed(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties}
 

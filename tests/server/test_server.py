@@ -261,9 +261,8 @@ def test_a_prompt_longer_than_the_context_is_refused(client):
 
 
 def test_a_stream_that_cannot_begin_has_a_status(client):
-    tools = [{"type": "function", "function": {"name": "look"}}]
-    asked = ASK | {"stream": True, "logit_bias": {"0": -100}, "tools": tools}
-    assert "knows no tools" in refused(client.post(CHAT, json=asked), 400)
+    asked = ASK | {"stream": True, "logit_bias": {"0": -100}, "tool_choice": "required"}
+    assert "tools is empty" in refused(client.post(CHAT, json=asked), 400)
 
 
 @pytest.mark.slow

@@ -145,7 +145,7 @@ def test_what_was_read_before_is_told_as_cached(session):
         ({"n": 0}, "n: it must be greater than or equal to 1"),
         ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
         ({"stop": [""]}, "stop"),
-        ({"tools": [{"type": "function", "function": {"name": "look"}}]}, "knows no tools"),
+        ({"tools": [{"type": "web_search"}]}, "only functions can be called"),
         ({"response_format": {"type": "json_schema"}}, "json_schema is missing"),
     ],
 )

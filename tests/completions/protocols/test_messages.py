@@ -124,7 +124,7 @@ def test_blocks_become_messages() -> None:
 @pytest.mark.parametrize(
     ("thinking", "variables"),
     [
-        ({"type": "disabled"}, {"enable_thinking": False}),
+        ({"type": "disabled"}, {"enable_thinking": False, "reasoning_effort": "none"}),
         ({"type": "enabled", "budget_tokens": 1024}, {"enable_thinking": True}),
         ({"type": "adaptive"}, {"enable_thinking": True}),
         (None, {}),
