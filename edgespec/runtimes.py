@@ -53,7 +53,10 @@ class ModelRequest:
     max_branches: int
     n_threads: int
     n_slots: int = 1
-    """Texts to hold at once, each of `ctx_size` tokens; a runtime that cannot holds one."""
+    """Texts to hold at once; a runtime that cannot holds one."""
+    n_cells: int = 0
+    """Tokens that these texts share, at least those of one whole context; without `ctx_size` each
+    may have all of them. A runtime that cannot share gives each a context of its own."""
     fewer_nodes: tuple[int, ...] = ()
     """The plan may choose one of these instead of `max_nodes`; larger first."""
     options: RuntimeOptions | None = None
@@ -168,6 +171,11 @@ class PreparedModel(Prepared):
         CPU computes the model.
         """
         return ()
+
+    def share_cells(self, n_cells: int) -> None:
+        """Answer `needs` as if the `ModelRequest` had had this number, if they tell the bytes of a
+        cell."""
+        raise NotImplementedError
 
     def offer_features(self, layers: Sequence[int], n_values: int) -> None:
         """Have `load` make the inputs of `layers`, each of `n_values`, available, if

@@ -56,6 +56,10 @@ class ModelInfo:
     trees except the first one of each."""
     n_slots: int = 1
     """Number of texts that the model holds at a time."""
+    n_cells: int = 0
+    """Tokens that all of them may have together; 0: each has its own `n_ctx`."""
+    max_ctx: int = 0
+    """Longest context that leaves its texts as they are, where memory allows it; 0: `n_ctx`."""
     n_threads: int = 0
     """Threads that compute the model; 0 if unknown."""
     gives_features: bool = False

@@ -116,6 +116,7 @@ class FakeModel(LanguageModel):
         max_nodes: int = 64,
         max_branches: int = 32,
         n_texts: int = 1,
+        n_cells: int = 0,
         tree_capable: bool = True,
         max_rollback: int = 0,
         gives_first: bool = False,
@@ -136,6 +137,7 @@ class FakeModel(LanguageModel):
             max_nodes=max_nodes,
             max_branches=max_branches,
             n_slots=n_texts,
+            n_cells=n_cells,
             prompts_share_passes=n_texts > 1,
             prompts_give_logits=gives_first,
             gives_features=True,
@@ -177,7 +179,7 @@ class FakeModel(LanguageModel):
     def evaluate(
         self, parts: Sequence[PassPart], progress: Progress | None = None
     ) -> list[np.ndarray]:
-        if len(parts) == 1 and not parts[0].nodes:
+        if len(parts) == 1 and not parts[0].nodes and not parts[0].by_row:
             self._read(parts[0].reads, parts[0].slot, progress)
             return [np.empty((0, self.info.n_vocab), np.float32)]
         logits = self._evaluate(parts)
@@ -196,6 +198,7 @@ class FakeModel(LanguageModel):
         finally:
             self._is_running = False
         of.read(tokens)
+        self._check_cells()
         if slot == 0:
             self._give(len(of.committed) - len(tokens))
         self.n_passes += 1
@@ -212,6 +215,7 @@ class FakeModel(LanguageModel):
         try:
             self._check_batch(parts)
             self._run_hook()
+            self._check_cells(sum(len(part.reads) for part in parts))
             logits = []
             for part in parts:
                 of = self._texts[part.slot]
@@ -339,6 +343,10 @@ class FakeModel(LanguageModel):
             self.hook(self)
         if self._is_cancelled.is_set():
             raise Cancelled("the fake was cancelled")
+
+    def _check_cells(self, n_more: int = 0) -> None:
+        n_held = sum(len(text.committed) for text in self._texts) + n_more
+        assert n_held <= (self.info.n_cells or n_held), "more tokens than cells"
 
     def _check_batch(self, parts: Sequence[PassPart]) -> None:
         info = self.info

@@ -71,7 +71,7 @@ def take(engine: Engine, text: Text, part: PassPart, logits: np.ndarray) -> None
     slot.committed += part.reads
     if part.nodes:
         slot.commit(part.pool, part.nodes)
-    if is_tiled(engine.target.info, text.reading):
+    if is_tiled(engine.target.info, text.as_prompt) and not part.by_row:
         slot.n_tiled = len(slot.committed)
     if is_end:
         token = text.sampler.pick(logits[-1])

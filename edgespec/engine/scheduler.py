@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from edgespec.concurrency.owning import POLL_S, Closeable, Users, close_all
+from edgespec.engine import shared_cells
 from edgespec.engine.slot import Slot, choose_slot
 from edgespec.engine.text import Text
 from edgespec.errors import Cancelled, SessionClosed, UsageError
@@ -238,7 +239,7 @@ class Scheduler(Closeable):
 
     def _advance(self) -> None:
         """Make a pass for all active texts, and deliver what came."""
-        texts = [*self._active]
+        texts = shared_cells.with_cells(self._active, self.slots, self.discard)
         with self._lock:
             self._in_pass = texts
         try:
@@ -303,14 +304,18 @@ class Scheduler(Closeable):
             _let_go(text, error)
 
     def _begin_next(self) -> bool:
-        """Begin the first in line that has a slot and memory for its grammar; False if none has."""
-        has_free = any(slot.is_free for slot in self.slots)
+        """Begin the first in line that has a slot, KV cells, and memory for its grammar; False if
+        none has."""
+        if not any(slot.is_free for slot in self.slots):
+            return False
         n_grammars = self._n_grammars - sum(text.has_grammar for text in self._active)
-        for text in [*self._line]:
-            if has_free and n_grammars >= text.has_grammar:
-                self._begin(text)
-                return True
-        return False
+        text = next((each for each in [*self._line] if n_grammars >= each.has_grammar), None)
+        if text is None or not shared_cells.suffice(
+            [*self._active, text], self.slots[0].target.info
+        ):
+            return False
+        self._begin(text)
+        return True
 
     def _begin(self, text: Text) -> None:
         self._line.remove(text)

@@ -74,12 +74,16 @@ class Slot:
         if self.prefixes is not None:
             self.prefixes.rewind(len(self.committed))
 
-    def share(self, other: Slot, n_tokens: int) -> None:
-        """Hold the first tokens of another slot's text in place of this one's, without computing
-        them."""
+    def forget(self) -> None:
+        """Drop the text, which is stored before."""
         while self.store_block():
             pass
         self.rewind(0)
+
+    def share(self, other: Slot, n_tokens: int) -> None:
+        """Hold the first tokens of another slot's text in place of this one's, without computing
+        them."""
+        self.forget()
         self.client = other.client
         self.target.share(other.number, self.number, n_tokens)
         n_tokens = self.target.committed_of(self.number)

@@ -26,6 +26,8 @@ from edgespec.rules.sampling import Sampler
 from edgespec.rules.tree_limits import Limits
 from edgespec.values import GenerationResult, PagingStats, PromptProgress, TokenEvent
 
+STEP = 256
+"""Tokens for which a text has KV cells ahead."""
 N_LEFT = 8
 """Last tokens of a prompt that a model with recurrent state reads in one pass. The state before
 them is kept, as a template may omit them in the next turn."""
@@ -48,7 +50,10 @@ class Text:
     """Number of first tokens that remain of a full context, -1 for the prompt; None ends the text
     there."""
     held: tuple[int, ...] | None = None
-    """Tokens that remained after the latest context shift; None before any."""
+    """Tokens that remained after the latest context shift, or all when it was set back; None before
+    either."""
+    n_rows: int = 0
+    """The last ones of them, which it had written, and which are computed as rows again."""
     is_cancelled: bool = False
     """Set by any thread to end the text; never cleared."""
     deliver: Callable[[Sequence[TokenEvent | PromptProgress]], None] = nowhere
@@ -100,9 +105,13 @@ class Text:
 
     @property
     def reading(self) -> tuple[int, ...]:
-        """Tokens that the models read before generating: the prompt, or the rest of a context
-        shift."""
+        """Tokens that the models read before generating: the prompt, or `held`."""
         return self.prompt if self.held is None else self.held
+
+    @property
+    def as_prompt(self) -> tuple[int, ...]:
+        """Those of them that are computed as a prompt's."""
+        return self.reading[: len(self.reading) - self.n_rows]
 
     @property
     def last_token(self) -> int:
@@ -111,6 +120,14 @@ class Text:
         if n_committed < len(self.reading):
             return self.reading[-1]
         return self.transcript.tokens[-1]
+
+    @property
+    def n_cells(self) -> int:
+        """KV cells for the next passes: what it holds, will read, and may write soon."""
+        n_held = len(self.reading)
+        if self.has_begun:
+            n_held = max(n_held, len(self.slot.committed))
+        return n_held + min(STEP, max(0, self.transcript.room))
 
     @property
     def n_left(self) -> int:
@@ -166,7 +183,7 @@ class Text:
         is_full = len(slot.committed) >= slot.target.info.n_ctx
         if self.has_begun and is_full and self.n_keep is not None and self.n_left <= 1:
             held = [*slot.committed, self.last_token]
-            self.held = left_by_shift(held, len(self.prompt), self.n_keep)
+            self.held, self.n_rows = left_by_shift(held, len(self.prompt), self.n_keep), 0
             self.tally.dropped_tokens += len(held) - len(self.held)
             self.has_begun = False
         if not self.has_begun:
@@ -179,20 +196,31 @@ class Text:
     def _reuse(self) -> None:
         """Keep the prefix of the prompt that the slot holds, or load a longer one that is
         stored."""
-        slot, prompt, client = self.slot, self.reading, self.terms.client
+        slot, prompt, client = self.slot, self.as_prompt, self.terms.client
         n_held = slot.n_reusable(prompt, client)
         if n_held < len(slot.committed):
             while slot.store_block():
                 self.check_cancelled()
         slot.rewind(n_held)
         slot.client = client
+        is_prompt = self.held is None or self.n_rows > 0
+        if is_prompt and (trouble := slot.load_prefix(prompt, self.check_cancelled)):
+            self.tally.note(trouble)
         if self.held is None:
-            if trouble := slot.load_prefix(prompt, self.check_cancelled):
-                self.tally.note(trouble)
             self.n_known = self.tally.reused_tokens = len(slot.committed)
             n_passes = [self._n_passes(n_tokens) for n_tokens in (len(prompt), self.n_left)]
             self.tally.saved_passes = n_passes[0] - n_passes[1]
         self.tell(len(slot.committed))
+
+    def set_back(self) -> None:
+        """Give up the slot's cells; what was read and written is computed again, and alike."""
+        slot = self.slot
+        if self.has_begun and len(slot.committed) >= len(self.reading):
+            n_as_prompt = len(self.as_prompt)
+            self.held = (*slot.committed, self.last_token)
+            self.n_rows = len(self.held) - n_as_prompt
+        slot.forget()
+        self.has_begun = False
 
     def _n_passes(self, n_tokens: int) -> int:
         """Number of passes over the last `n_tokens` of a prompt, until the first token."""
@@ -232,8 +260,11 @@ class Text:
 
         The last token is the root of the tree, if its logits come with it.
         """
-        slot, prompt = self.slot, self.reading
+        slot, prompt = self.slot, self.as_prompt
         info, begin, n = slot.target.info, len(slot.committed), len(prompt)
+        if self.n_rows and begin >= n - (not info.prompts_give_logits):
+            tokens = self.reading[begin : min(begin + most, len(self.reading) - 1)]
+            return PassPart(slot.number, reads=tokens, by_row=True), False
         root = pool.root[slot.number]
         n_alone = 0
         if not info.tree_capable:
@@ -244,11 +275,11 @@ class Text:
                 n_alone = 0
         if begin < n_alone:
             end = begin + self._portion(n_alone - begin) if has_others else n_alone
-            if end == n:
+            if end == len(self.reading):
                 return PassPart(slot.number, pool, [root], prompt[begin : n - 1]), True
             return PassPart(slot.number, reads=prompt[begin:end]), True
         tokens = prompt[begin : begin + most]
-        is_end = begin + len(tokens) == n
+        is_end = begin + len(tokens) == len(self.reading)
         if info.prompts_share_passes:
             reads = tokens[:-1] if is_end else tokens
             return PassPart(slot.number, pool, [root] * is_end, reads), False

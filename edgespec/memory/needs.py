@@ -68,6 +68,8 @@ class ModelNeeds:
     """Sizes of experts that are read one by one, which no segment contains."""
     shared: tuple[MemoryRow, ...] = ()
     """Rows that models share, such as a library; they count once."""
+    cell_bytes: int = 0
+    """Bytes for a token of the context that texts share; 0 if they do not."""
     text_bytes: int = 0
     """About what each further text at once takes; 0 for a model that holds one text."""
     copies: Mapping[str, int] = field(default_factory=dict)

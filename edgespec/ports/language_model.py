@@ -71,6 +71,8 @@ class PassPart(NamedTuple):
     reads: Sequence[int] = ()
     """Prompt tokens between the committed prefix and the root, which the pass commits. With them,
     the root is the only node, if there is one."""
+    by_row: bool = False
+    """True if the prompt tokens are to round as nodes do, however many they are."""
 
     @property
     def n_rows(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,13 +26,18 @@ from edgespec.ports import LanguageModel, Progress
 from edgespec.session import pairing
 from edgespec.session.given import checked
 from edgespec.session.prepared_models import PreparedModels
-from edgespec.session.strategy import USUAL_THREADS, Speed, texts_at_once
+from edgespec.session.strategy import USUAL_THREADS, Speed, is_as_fast, texts_at_once
 from edgespec.settings import arguments
-from edgespec.settings.config import LoadFields, LoadSettings
-from edgespec.settings.units import format_size
+from edgespec.settings.config import DEFAULT_CTX_SIZE, LoadFields, LoadSettings
+from edgespec.settings.units import auto_bounds, format_size
 from edgespec.tracing.spans import OFF, Trace, Track
 
 T = TypeVar("T")
+
+FREE_SHARE = 0.5
+"""Share of memory that a longer context leaves to other uses."""
+CELL_STEP = 256
+"""Tokens that a longer context is a multiple of."""
 
 ONE_TEXT = (
     "one text at a time: beside others (`n_parallel`) a text may change, and its prompt may "
@@ -112,7 +117,10 @@ class _Opening(Closeable):
         engine_settings: EngineSettings,
         progress: Progress | None,
         trace: Trace = OFF,
+        is_trial: bool = False,
     ) -> None:
+        """A trial is planned with the least context, and not loaded."""
+        self._is_trial = is_trial
         self._progress = None if progress is None else self._ending(progress)
         self._ended_by: BaseException | None = None
         """Exception of the progress callback, which ends loading."""
@@ -149,7 +157,40 @@ class _Opening(Closeable):
             if chosen and chosen.texts_alter_prompts and chosen.text_bytes:
                 self._models.own_notes = (ONE_TEXT,)
         planned = self._run("planning", self._plan, show)
+        if not self._is_trial:
+            planned = self._run("context", partial(self._with_more_cells, planned), show)
         return self._with_notes(planned, self._unused_rules(planned))
+
+    def _with_more_cells(self, least: MemoryPlan) -> MemoryPlan:
+        """The plan with as many tokens of context as texts may use and the budget has room for, if
+        short texts are about as fast as by the plan with the `least`.
+
+        Some of the memory stays free for other uses, and of a budget that may move the half.
+        """
+        models, settings = self._models, self._settings
+        info, needs = models.target.info, models.target.needs()
+        longest = info.n_ctx if settings.ctx_size else max(info.n_ctx, info.max_ctx)
+        n_most = max(longest, info.n_slots * min(longest, DEFAULT_CTX_SIZE))
+        spare = FREE_SHARE * (models.budget_bytes - least.planned_bytes)
+        if least.paged:
+            moves = settings.pages_all or auto_bounds(settings.memory_budget) is not None
+            room = (FREE_SHARE if moves else 1) * models.budget_bytes
+            floor = process.budget_bounds(settings.memory_budget)[0] or room
+            spare = min(room, floor) - least.smallest_bytes
+        if not needs.cell_bytes:
+            return least
+        n_cells = min(n_most, info.n_cells + int(spare / needs.cell_bytes))
+        n_cells = n_cells // CELL_STEP * CELL_STEP
+        while n_cells > info.n_cells:
+            with suppress(BudgetError):
+                more = models.planned_with(n_cells)
+                if is_as_fast(more, least):
+                    more = replace(more, smallest_bytes=least.smallest_bytes)
+                    return self._with_notes(more, least.notes)
+            n_cells = n_cells // 2 // CELL_STEP * CELL_STEP
+        if models.target.info.n_cells > info.n_cells:
+            models.planned_with(0)
+        return least
 
     def _planned_for(self, n_texts: int) -> MemoryPlan | None:
         """The plan for `n_texts` at once; None if budget, draft or model stand in the way."""
@@ -158,7 +199,7 @@ class _Opening(Closeable):
         if settings.draft is None and not rules.lookup:
             rules = rules.but(lookup=False)
         try:
-            with _Opening(settings, rules, self._progress) as trial:
+            with _Opening(settings, rules, self._progress, is_trial=True) as trial:
                 planned = trial.plan()
         except BudgetError:
             return None

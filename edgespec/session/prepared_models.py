@@ -107,6 +107,11 @@ class PreparedModels(Closeable):
         self._prepare()
         return self._placed()
 
+    def planned_with(self, n_cells: int) -> MemoryPlan:
+        """The plan with another number of KV cells for the target's texts. Raises BudgetError."""
+        self.target.share_cells(n_cells)
+        return self._placed()
+
     def divided(self, needs: Sequence[ModelNeeds]) -> MemoryPlan:
         """The plan for these needs of target and draft. Raises BudgetError."""
         raise_if_cancelled()

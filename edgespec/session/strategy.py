@@ -304,8 +304,17 @@ def best_tree(plan: MemoryPlan, disk_bytes_per_s: float) -> Point:
 
 AUTO_TEXTS = (1, 2, 4, 8)
 """Values of n_parallel that "auto" tries; a pass over more texts takes too long to wait for."""
-PLACES_COST = 0.02
-"""Largest share of its pinned bytes that places for other texts may cost a text that is alone."""
+MOST_FOR_ROOM = 1.05
+"""Most that a pass of a short text may read, relative to another plan, for the sake of places for
+other texts, or of a longer context."""
+
+
+def is_as_fast(plan: MemoryPlan, other: MemoryPlan) -> bool:
+    """True if a short text that is alone is about as fast under `plan` as under another one."""
+    if (plan.has_draft, plan.paged) != (other.has_draft, other.paged):
+        return False
+    most = MOST_FOR_ROOM * other.least_bytes_per_pass
+    return plan.batch_size >= other.batch_size and plan.least_bytes_per_pass <= most
 
 
 def texts_at_once(
@@ -322,21 +331,9 @@ def texts_at_once(
     if alone is None or not alone.text_bytes or alone.texts_alter_prompts:
         return alone
     if keeps_one_text_fast:
-        spare = alone.budget_bytes - alone.planned_bytes
-        if alone.paged:
-            spare = int(PLACES_COST * alone.pinned_bytes)
-        tried = (n for n in AUTO_TEXTS[:0:-1] if (n - 1) * alone.text_bytes <= spare)
-        return next(
-            (one for n in tried if (one := planned_for(n)) and _is_alike(one, alone)), alone
-        )
+        tried = (planned_for(n) for n in AUTO_TEXTS[:0:-1])
+        return next((plan for plan in tried if plan and is_as_fast(plan, alone)), alone)
     more = takewhile(lambda one: one is not None, map(planned_for, AUTO_TEXTS[1:]))
     plans = [alone, *filter(None, more)]
     resident = [plan for plan in plans if not plan.paged]
     return resident[-1] if resident else max(plans, key=lambda one: speed.rate(one, one.n_parallel))
-
-
-def _is_alike(plan: MemoryPlan, alone: MemoryPlan) -> bool:
-    """True if a text that is alone is about as fast under `plan`, for several, as under `alone`."""
-    if (plan.has_draft, plan.paged) != (alone.has_draft, alone.paged):
-        return False
-    return plan.pinned_bytes >= (1 - PLACES_COST) * alone.pinned_bytes

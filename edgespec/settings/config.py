@@ -38,7 +38,8 @@ from edgespec.settings.rule_names import AcceptanceName, FallbackName, PacerName
 from edgespec.settings.units import auto_bounds
 
 DEFAULT_CTX_SIZE = 4096
-"""Most that `ctx_size = 0` asks for: a model's training context can cost gigabytes of KV."""
+"""Context of `ctx_size = 0` where there is no memory for more, and what each of several texts has
+at least where there is: a model's training context can cost gigabytes of KV."""
 ABOUT_THE_DRAFT = frozenset({"threads_draft", "ctx_size_draft"})
 """Settings of `LoadSettings` that need a draft."""
 DEFAULT_PROMPT_CACHE_BYTES = 4 << 30
@@ -102,7 +103,9 @@ class LoadSettings(Settings):
     adjustable_budget: Annotated[bool, Flag()] = False
     """Page weights even if all fit, so that a running model can be given a smaller budget."""
     ctx_size: Annotated[Count, Flag(metavar="N", short="-c")] = 0
-    """Tokens of context; 0 is what the model was trained on, up to 4096."""
+    """Tokens of context of a text; 0 is what the model was trained on, as far as the budget has
+    room and short texts are about as fast as with 4096, the least. Several texts share one
+    context, or more where the budget has room."""
     ctx_size_draft: Annotated[Count, Flag(metavar="N", short="-cd")] = 0
     """Tokens that the draft remembers: of longer texts it keeps the first and the latest ones; 0 is
     up to 2048."""
@@ -116,8 +119,8 @@ class LoadSettings(Settings):
     affords; `serve` takes no more than leave a single text as fast as with 1. Others wait in
     line."""
     keeps_one_text_fast: Annotated[bool, HIDDEN] = False
-    """With `n_parallel` auto: only as many texts as take at most 2% of the weights' memory, so that
-    a text that is alone is as fast as with 1."""
+    """With `n_parallel` auto: only as many texts as leave one that is alone about as fast as with
+    1."""
     threads: Annotated[Threads | None, Flag(metavar="N", short="-t")] = None
     """Threads of the target. Default: one for each physical core that the process may use."""
     threads_draft: Annotated[Threads | None, Flag(metavar="N", short="-td")] = None

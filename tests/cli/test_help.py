@@ -41,5 +41,5 @@ def test_a_setting_is_described_where_it_is_inherited_from() -> None:
 
 
 def test_descriptions_name_the_numbers_that_hold() -> None:
-    assert f"up to {DEFAULT_CTX_SIZE}." in LoadSettings.meaning("ctx_size")
+    assert f"with {DEFAULT_CTX_SIZE}," in LoadSettings.meaning("ctx_size")
     assert f"{USUAL_DRAFT_MAX} where" in GenerateSettings.meaning("draft_max")

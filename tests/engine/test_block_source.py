@@ -54,7 +54,7 @@ class FakeBlockHead(FakeModel):
         return n_tokens > len(self.known)
 
     def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
-        [(_, tree, nodes, _)] = parts
+        [(_, tree, nodes, *_)] = parts
         self._begin()
         try:
             self._run_hook()

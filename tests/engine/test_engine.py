@@ -236,7 +236,7 @@ class CountingBranches(FakeModel):
     most_branches = 0
 
     def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
-        [(_, tree, nodes, _)] = parts
+        [(_, tree, nodes, *_)] = parts
         self.most_branches = max(self.most_branches, len(tree.leaves(nodes)))
         return super()._evaluate(parts)
 

@@ -57,7 +57,7 @@ class FakeHead(FakeModel):
 
     def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
         assert self.committed, "nothing follows the first token of a text alone"
-        [(_, tree, nodes, _)] = parts
+        [(_, tree, nodes, *_)] = parts
         logits = super()._evaluate(parts)
         for node in nodes:
             before = [*self.committed, *tree.token[tree.path(node)].tolist()][:-1]

@@ -67,7 +67,7 @@ class Watched:
     def evaluate(
         self, parts: Sequence[PassPart], progress: Progress | None = None
     ) -> list[np.ndarray]:
-        [(_, tree, nodes, _)] = parts
+        [(_, tree, nodes, *_)] = parts
         [logits] = self._target.evaluate(parts, progress)
         for node, row in zip(nodes, logits, strict=True):
             position = self._target.committed_of(0) + int(tree.depth[node])

@@ -46,30 +46,21 @@ def test_no_text_drives_weights_out_of_memory() -> None:
     assert chosen([plan(1, 0), plan(2, 0), plan(4, 10)]) == 2
 
 
-def paged(n_parallel: int, pinned_bytes: int, text_bytes: int = 1) -> MemoryPlan:
-    """A plan with two segments, the second of which is streamed."""
-    segments = (SegmentSize("first", pinned_bytes, 0), SegmentSize("second", 100, 100))
-    return replace(
-        plan(n_parallel, 100), segments=segments, pinned=frozenset({0}), text_bytes=text_bytes
-    )
-
-
-@pytest.mark.parametrize(("text_bytes", "most"), [(20, 2), (6, 4), (2, 8), (21, 1)])
-def test_places_may_cost_a_fiftieth_of_the_pinned_bytes(text_bytes: int, most: int) -> None:
-    assert chosen([paged(n, 1000, text_bytes) for n in (1, 2, 4, 8)], True) == most
-    alone = paged(1, 1000)
-    assert chosen([alone, paged(2, 980)], True) == 2
-    assert chosen([alone, paged(2, 979)], True) == 1
+def test_places_may_cost_a_short_text_a_twentieth_of_its_reads() -> None:
+    """Memory that weights have until texts fill it costs a short text nothing."""
+    assert chosen([plan(1, 1000), plan(2, 1050)], True) == 2
+    assert chosen([plan(1, 1000), plan(2, 1051)], True) == 1
+    cells = (MemoryRow("target", "KV cache", 500, is_lent=True),)
+    lent = replace(plan(8, 1500), rows=cells)
+    assert chosen([plan(1, 1000), plan(2, 1000), plan(4, 1500), lent], True) == 8
 
 
 def test_places_of_a_resident_model_may_cost_all_unused_memory_but_no_draft() -> None:
     weights = (MemoryRow("target", "weights", 40),)
-    plans = [
-        replace(plan(n, 0), budget_bytes=100, rows=weights, text_bytes=20) for n in (1, 2, 4, 8)
-    ]
-    assert chosen(plans, True) == 4
+    plans = [replace(plan(n, 0), rows=weights) for n in (1, 2, 4)]
+    assert chosen([*plans, plan(8, 10)], True) == 4
     without = replace(plans[2], rows=(*weights, MemoryRow("draft", "weights", 1)))
-    assert chosen([*plans[:2], without, plans[3]], True) == 2
+    assert chosen([*plans[:2], without], True) == 2
 
 
 @pytest.mark.parametrize("keeps_one_text_fast", [False, True])

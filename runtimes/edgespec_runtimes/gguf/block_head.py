@@ -84,7 +84,7 @@ class GgufBlockHead(HiddenStateReader):
     def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
         """Logits after each node, which depend on its depth, and with a chained head also on its
         token. The first call for a text and a root computes one pass over root and masks."""
-        [(_, pool, nodes, _)] = parts
+        [(_, pool, nodes, *_)] = parts
         depths = pool.depth[list(nodes)]
         if depths.max() >= self.block_guesses:
             raise UsageError(f"a block has guesses for 1 to {self.block_guesses} tokens in a row")

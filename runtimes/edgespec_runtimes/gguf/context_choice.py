@@ -95,16 +95,16 @@ class ContextChoice:
         It cannot if the number of KV cells affects its results, if it has none, or if servers
         compute it.
         """
-        names = self._header.tensors_by_name
-        return (
-            tree_capable
-            and not self.is_remote
-            and not any("rope_factors_long" in name for name in names)
-        )
+        return tree_capable and not self.is_remote and not self._depends_on_size
+
+    @property
+    def _depends_on_size(self) -> bool:
+        """True if the number of KV cells affects its results (longrope)."""
+        return any("rope_factors_long" in name for name in self._header.tensors_by_name)
 
     def _describe(self, model: loading.Model) -> ModelInfo:
         request = self._request
-        n_ctx = request.ctx_size or min(model.n_ctx_train, request.max_ctx)
+        n_ctx = request.ctx_size or min(model.n_ctx_train, max(request.max_ctx, request.n_cells))
         request.check_context(n_ctx, model.n_ctx_train)
         tree_capable = model.tree_capable
         wanted = min(MAX_LINE, request.max_nodes - 1) * request.must_guess
@@ -121,6 +121,7 @@ class ContextChoice:
             max_nodes, max_branches = 1 + n_lines * longest, n_lines
         elif self.passes_are_equal:
             max_nodes, max_branches = PASS_ROWS, 1
+        n_slots = request.n_slots if self.may_hold_texts(tree_capable) else 1
         return ModelInfo(
             name=self._header.name or request.path.stem,
             architecture=self._header.architecture,
@@ -132,7 +133,9 @@ class ContextChoice:
             max_rollback=longest,
             max_nodes=max_nodes,
             max_branches=max_branches,
-            n_slots=request.n_slots if self.may_hold_texts(tree_capable) else 1,
+            n_slots=n_slots,
+            n_cells=max(n_ctx, request.n_cells * (n_slots > 1)) * (request.owner == "target"),
+            max_ctx=0 if self._depends_on_size else model.n_ctx_train,
             gives_features=True,
         )
 
@@ -173,6 +176,7 @@ class ContextChoice:
                 line_rows=self._rows_of_a_line,
                 has_spare=info.tree_capable or request.stores_prefixes,
                 n_slots=info.n_slots,
+                n_shared=info.n_cells if info.n_slots > 1 else 0,
                 frees_cells=self._frees_cells,
                 tile=self._tile,
                 prompts_in_tiles=self._has_prompt_tiles and (info.n_slots == 1 or self._tile > 1),
@@ -223,7 +227,7 @@ class ContextChoice:
             and request.n_slots == 1
             and self._options.flash_attn != "off"
             and not expert_types(header)
-            and not any("rope_factors_long" in name for name in header.tensors_by_name)
+            and not self._depends_on_size
         )
 
     @property

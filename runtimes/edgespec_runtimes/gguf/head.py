@@ -157,7 +157,7 @@ class GgufHead(HiddenStateReader):
         if not self._has_first:
             raise UsageError("a head guesses from a text's second token on")
         self._fuse_waiting()
-        [(_, pool, nodes, _)] = parts
+        [(_, pool, nodes, *_)] = parts
         ready = self._ready(pool, nodes)
         logits = self._predict(pool, ready)
         if len(ready) == len(nodes):

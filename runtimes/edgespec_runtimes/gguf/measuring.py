@@ -25,7 +25,7 @@ from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.file.mtp import can_guess, skipped
 from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES
-from edgespec_runtimes.gguf.kernels.reference_kernels import TILE_ROWS
+from edgespec_runtimes.gguf.kernels.reference_kernels import CELLS_ROUNDED_TO, TILE_ROWS
 from edgespec_runtimes.gguf.llama import device_memory, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.token_ids import TokenIds
@@ -60,8 +60,10 @@ class MeasuredGguf:
         mapping: Callable[[], AbstractContextManager[None]],
         lender: Any = None,
         mtp: bool = False,
+        mapped: MappedWeights | None = None,
     ) -> None:
-        """`mapping` returns a context manager for each mapping, which measures its time.
+        """`mapping` returns a context manager for each mapping, which measures its time. `mapped`
+        are the weights of the same file if another request was measured before.
 
         `lender` is a context of the target whose matrices a head uses. With `mtp`, `header` is the
         part of a target's file with its prediction layers.
@@ -86,7 +88,7 @@ class MeasuredGguf:
             self.info, self.contexts = self._choice.info, self._choice.contexts
         finally:
             sizes_only.close()
-        self.mapped = MappedWeights(header, lambda: self.offloading, stop, mapping)
+        self.mapped = mapped or MappedWeights(header, lambda: self.offloading, stop, mapping)
 
     @cached_property
     def needs(self) -> ModelNeeds:
@@ -95,9 +97,9 @@ class MeasuredGguf:
         resident = resident_weights(self._header, elsewhere)
         kv_bytes = max(sizes.kv_bytes for _, sizes in self.contexts)
         held_bytes = kv_bytes - max(self._line_bytes(sizes) for _, sizes in self.contexts)
-        n_slots, tokens = self.info.n_slots, f"{self.info.n_ctx} tokens"
-        tokens = f"{n_slots} texts of {tokens}" if n_slots > 1 else tokens
-        caches = MemoryRow(owner, f"{KV_CACHE} ({tokens})", held_bytes, is_lent=self._lends_caches)
+        n_cells = self.info.n_cells or self.info.n_slots * self.info.n_ctx
+        what = f"{KV_CACHE} ({n_cells} tokens)"
+        caches = MemoryRow(owner, what, held_bytes, is_lent=self._lends_caches)
         fixed = [caches]
         if on_gpu.has_own_memory:
             fixed = [] if on_gpu.has_cache else fixed
@@ -108,8 +110,6 @@ class MeasuredGguf:
         if owner == "draft":  # the target's is open during planning, and part of the process's row
             fixed.append(MemoryRow(owner, "token ids", self._id_bytes))
         holds_texts = self._choice.may_hold_texts(self.info.tree_capable)
-        shape = self.contexts[0][0]
-        cells = shape.n_ctx + TILE_ROWS * shape.prompts_in_tiles
         needs = ModelNeeds(
             fixed=tuple(fixed),
             batches=tuple(self._batch_needs(shape, sizes) for shape, sizes in self.contexts),
@@ -117,7 +117,8 @@ class MeasuredGguf:
                 MemoryRow(owner, "weights", resident.weights),
                 MemoryRow(owner, LOADING, max(resident.loading, on_gpu.loading_bytes)),
             ),
-            text_bytes=held_bytes * cells // shape.n_cells if holds_texts else 0,
+            cell_bytes=self.token_bytes * (self.info.n_cells > 0 and not on_gpu.names),
+            text_bytes=(TILE_ROWS * self.token_bytes + 4 * self.info.n_vocab) * holds_texts,
             texts_alter_prompts=self._choice.texts_alter_prompts,
         )
         if owner == "draft":
@@ -205,7 +206,9 @@ class MeasuredGguf:
     @property
     def token_bytes(self) -> int:
         """Bytes of keys and values of one token, at least."""
-        return min(-(-sizes.kv_bytes // shape.n_cells) for shape, sizes in self.contexts)
+        shape, sizes = self.contexts[-1]
+        n_cells = -(-shape.n_cells // CELLS_ROUNDED_TO) * CELLS_ROUNDED_TO
+        return -(-sizes.kv_bytes // n_cells)
 
     @property
     def n_window(self) -> int:

@@ -59,9 +59,15 @@ class PreparedGguf(PreparedModel):
         self._options = GgufOptions.of(request.options)
         self._header = header
         self._stop = AbortFlag()
-        self._measured = MeasuredGguf(
-            request, header, self._stop, partial(self._phase, "mapping"), lender, mtp
+        self._measure = partial(
+            MeasuredGguf,
+            header=header,
+            stop=self._stop,
+            mapping=partial(self._phase, "mapping"),
+            lender=lender,
+            mtp=mtp,
         )
+        self._measured = self._measure(request)
 
     @property
     def info(self) -> ModelInfo:
@@ -73,6 +79,12 @@ class PreparedGguf(PreparedModel):
 
     def place(self, gpu_bytes: int) -> Sequence[MemoryRow]:
         return self._measured.place(gpu_bytes)
+
+    def share_cells(self, n_cells: int) -> None:
+        self._request = replace(self._request, n_cells=n_cells)
+        before = self._measured
+        self._measured = self._measure(self._request, mapped=before.mapped)
+        self._measured.feature_layers = before.feature_layers
 
     def offer_features(self, layers: Sequence[int], n_values: int) -> None:
         self._measured.offer_features(layers, n_values)
@@ -298,7 +310,6 @@ class PreparedGguf(PreparedModel):
         settings = {
             "llama-cpp-python": loading.version(),
             "llama.cpp": loading.build(),
-            "--ctx-size": str(shape.n_ctx),
             "--cache-type-k": shape.cache_type_k,
             "--cache-type-v": shape.cache_type_v,
             "--flash-attn": shape.flash_attn,
@@ -309,6 +320,8 @@ class PreparedGguf(PreparedModel):
         }
         if contexts.window_shape(self._measured.n_window, shape):
             settings["layers with windows"] = "hold what a text may still see"
+        if not self.info.max_ctx:
+            settings["--ctx-size"] = str(shape.n_ctx)
         if shape.pass_rows:
             settings["--equal-passes"] = "on"
         return StateOrigin(self._header.paths, settings)

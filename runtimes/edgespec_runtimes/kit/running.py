@@ -66,7 +66,8 @@ class RunningModel(LanguageModel):
         Raises UsageError for more nodes or branches than `info` allows.
         """
         part = parts[0]
-        if len(parts) > 1 or (part.nodes and not (part.reads and self.info.prompts_give_logits)):
+        is_prompt = not part.nodes or (part.reads and self.info.prompts_give_logits)
+        if len(parts) > 1 or part.by_row or not is_prompt:
             return self._evaluate(parts)
         if part.nodes:
             return [self._read_to_root(part, progress)]

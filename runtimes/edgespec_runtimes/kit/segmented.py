@@ -21,8 +21,9 @@ from edgespec.ports import Progress
 from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import PagingStats
 
-N_STEPS, LEAST_STEP_CELLS = 16, 256
-"""Steps in which a context takes its memory from the weights, and least cells of a step."""
+N_STEPS, LEAST_STEP_CELLS = 4, 256
+"""Steps in which a context that is half full takes as much memory again from the weights, and
+least cells of a step."""
 
 
 class ContextSize(NamedTuple):
@@ -36,7 +37,7 @@ class ContextSize(NamedTuple):
 
     def unused_bytes(self, n_filled: int) -> int:
         """Bytes that weights may have while at most so many cells are filled."""
-        step = max(LEAST_STEP_CELLS, -(-self.n_cells // N_STEPS))
+        step = max(LEAST_STEP_CELLS, (1 << n_filled.bit_length() >> 1) // N_STEPS)
         n_filled = step * max(1, -(-n_filled // step))
         return max(0, (self.n_cells - n_filled) * self.cell_bytes - self.rest_bytes)
 

@@ -70,6 +70,8 @@ class ContextShape:
     has_spare: bool = False
     """True if there is a spare sequence for cells that are dropped, moved or saved."""
     n_slots: int = 1
+    n_shared: int = 0
+    """Tokens of all texts together; 0: `n_ctx` each."""
     frees_cells: bool = False
     """True if sliding-window layers free cells outside all windows."""
     tile: int = 1
@@ -85,7 +87,9 @@ class ContextShape:
         n_filled = self.n_slots * self.tile if self.tile > 1 else 0
         if self.pass_rows:
             n_filled += self.largest_batch
-        return self.n_slots * self.n_ctx + n_filled
+        if self.n_shared:  # nodes of a pass, and those that stay provisional
+            n_filled += 2 * self.n_outputs
+        return (self.n_shared or self.n_slots * self.n_ctx) + n_filled
 
     @property
     def n_seq(self) -> int:

@@ -63,7 +63,7 @@ class ForestRows(Rows):
         Raises UsageError if there are too few branches.
         """
         rows = cls()
-        for slot, _, nodes, reads in parts:
+        for slot, _, nodes, reads, _ in parts:
             if reads:
                 assert len(nodes) <= 1, "no other sequence holds them yet"
                 if slot == 0:
@@ -74,7 +74,7 @@ class ForestRows(Rows):
                 rows.extend([*map(int, reads)], range(begin, begin + len(reads)), homes)
                 branches.read(len(reads))
         rows.n_read = len(rows.tokens)
-        for slot, pool, nodes, _ in parts:
+        for slot, pool, nodes, *_ in parts:
             branches = texts.all[slot]
             begin, first = branches.n_committed, len(rows.tokens)
             ordered = likely_first(pool, nodes)
