@@ -185,8 +185,7 @@ class _Opening(Closeable):
             with suppress(BudgetError):
                 more = models.planned_with(n_cells)
                 if is_as_fast(more, least):
-                    more = replace(more, smallest_bytes=least.smallest_bytes)
-                    return self._with_notes(more, least.notes)
+                    return replace(more, smallest_bytes=least.smallest_bytes)
             n_cells = n_cells // 2 // CELL_STEP * CELL_STEP
         if models.target.info.n_cells > info.n_cells:
             models.planned_with(0)
@@ -303,7 +302,8 @@ class _Opening(Closeable):
         if settings.optional_draft:
             self._leave_draft_out(f"{note}, so that it is left out (`draft` asks for it)")
             return models.planned()
-        return replace(paired, notes=(*paired.notes, f"{note} (`draft=None`)"))
+        models.own_notes = (*models.own_notes, f"{note} (`draft=None`)")
+        return self._with_notes(paired, models.own_notes)
 
     @property
     def _draft_name(self) -> str:
