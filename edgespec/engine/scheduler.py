@@ -210,9 +210,7 @@ class Scheduler(Closeable):
             try:
                 self._read_inbox()
                 self._end_finished()
-                self._turn_away()
-                while self._begin_next():
-                    self._end_finished()
+                self._begin_waiting()
                 if not self._is_wanted:
                     if self._store_block():
                         continue
@@ -289,33 +287,24 @@ class Scheduler(Closeable):
         if len(self.slots) > 1:
             self._gathers_until = self.clock() + GATHERING_SHARE * self.usual_pass_s
 
-    def _turn_away(self) -> None:
-        """Remove what does not wait any longer."""
+    def _begin_waiting(self) -> None:
+        """Begin texts in line as far as slots, KV cells and memory for grammars are free, and
+        remove those that do not wait any longer."""
+        info, has_cells = self.slots[0].target.info, True
         for text in [*self._line]:
+            n_grammars = text.has_grammar + sum(one.has_grammar for one in self._active)
             if self._users.is_closing:
-                error: BaseException = SessionClosed(
-                    "the session was closed before it was this generation's turn"
-                )
+                self._line.remove(text)
+                closed = "the session was closed before it was this generation's turn"
+                _let_go(text, SessionClosed(closed))
             elif text.is_cancelled:
-                error = Cancelled("the generation was cancelled")
-            else:
-                continue
-            self._line.remove(text)
-            _let_go(text, error)
-
-    def _begin_next(self) -> bool:
-        """Begin the first in line that has a slot, KV cells, and memory for its grammar; False if
-        none has."""
-        if not any(slot.is_free for slot in self.slots):
-            return False
-        n_grammars = self._n_grammars - sum(text.has_grammar for text in self._active)
-        text = next((each for each in [*self._line] if n_grammars >= each.has_grammar), None)
-        if text is None or not shared_cells.suffice(
-            [*self._active, text], self.slots[0].target.info
-        ):
-            return False
-        self._begin(text)
-        return True
+                self._line.remove(text)
+                _let_go(text, Cancelled("the generation was cancelled"))
+            elif n_grammars <= self._n_grammars and any(slot.is_free for slot in self.slots):
+                has_cells = has_cells and shared_cells.suffice([*self._active, text], info)
+                if has_cells:  # nobody overtakes a text that waits for cells
+                    self._begin(text)
+                    self._end_finished()
 
     def _begin(self, text: Text) -> None:
         self._line.remove(text)

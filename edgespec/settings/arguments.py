@@ -6,9 +6,7 @@ Ranges of settings are checked where they are used.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from numbers import Real
 from operator import index
-from pathlib import Path
 from typing import Any, TypeVar
 
 from edgespec.errors import UsageError
@@ -60,11 +58,6 @@ def text(name: str, value: Any) -> str:
     return value
 
 
-def path(name: str, value: Any) -> Path:
-    """`value`, text or a path, as a path. Raises UsageError."""
-    return Path(value if isinstance(value, str) else instance(name, value, Path))
-
-
 def token_ids(name: str, value: Any) -> list[int]:
     """`value` as a list of token ids. Raises UsageError."""
     if isinstance(value, _BYTES):
@@ -86,13 +79,6 @@ def whole(name: str, value: Any) -> int:
     except TypeError:
         pass
     raise UsageError(f"{name} must be a whole number, not {_shown(value)}")
-
-
-def number(name: str, value: Any) -> float:
-    """`value` as a number. Raises UsageError."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise UsageError(f"{name} must be a number, not {_shown(value)}")
-    return float(value)
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:
