@@ -59,7 +59,10 @@ def test_the_command_line_makes_it_of_the_model_it_names(
         == 2
     )
     assert "would hardly be faster than none" in capsys.readouterr().err
-    assert command_line.main(["bench", "-m", str(TARGET), "-md", "self", "--memory-budget", "1GiB"]) == 2
+    assert (
+        command_line.main(["bench", "-m", str(TARGET), "-md", "self", "--memory-budget", "1GiB"])
+        == 2
+    )
     assert "would hardly be faster than none" in capsys.readouterr().err
     assert command_line.main(["models", "show", "self"]) == 3
     assert "edgespec models draft TARGET OUT" in capsys.readouterr().err
