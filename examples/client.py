@@ -10,7 +10,7 @@ import openai
 
 if __name__ == "__main__":
     base_url, question = sys.argv[1:]
-    key = os.environ.get("EDGESPEC_API_KEY", "none")  # a server without --api-key ignores it
+    key = os.environ.get("EDGESPEC_API_KEY", "none")  # a server without keys ignores it
     with openai.OpenAI(base_url=base_url, api_key=key) as client:
         model = client.models.list().data[0].id
         chunks = client.chat.completions.create(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.commands.serve import ServeSettings
+from edgespec.settings.server_settings import ServerSettings
 
 ROOT = Path(__file__).parents[1]
 UNITS = sorted((ROOT / "examples").glob("*.service"))
@@ -51,4 +51,4 @@ def test_a_containers_health_is_asked_where_the_server_listens():
     text = (ROOT / "Containerfile").read_text()
     (port,) = re.findall(r"^EXPOSE (\d+)$", text, re.MULTILINE)
     assert f"http://127.0.0.1:{port}/health" in text
-    assert int(port) == ServeSettings().port
+    assert int(port) == ServerSettings().port

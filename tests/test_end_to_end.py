@@ -145,12 +145,13 @@ def tokens_of(*arguments: str | Path) -> list[int]:
 
 
 def test_the_text_is_the_same_with_and_without_draft_pager_and_overlap(
-    big: Path, smallest_here: int
+    big: Path, smallest_here: int, tmp_path: Path
 ) -> None:
     paged = ("-m", big, "--memory-budget", str(smallest_here))
     alone = tokens_of(*paged)
     assert tokens_of(*paged, "-md", PAIR.draft) == alone
-    assert tokens_of(*paged, "-md", PAIR.draft, "--no-overlap") == alone
+    (tmp_path / "alone.toml").write_text("no-overlap = true\n")
+    assert tokens_of(*paged, "-md", PAIR.draft, "--config", tmp_path / "alone.toml") == alone
 
 
 @pytest.mark.slow

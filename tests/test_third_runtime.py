@@ -141,7 +141,7 @@ def test_its_own_option_is_a_flag_and_reaches_it(
 
 
 def test_its_own_option_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command_line.main(["generate", "--help"]) == 0
+    assert command_line.main(["generate", "--help-all"]) == 0
     told = capsys.readouterr().out
     assert "for a model of letters:" in told
     flags = "-l3 KIND, --letters KIND" if sys.version_info < (3, 13) else "-l3, --letters KIND"

@@ -81,14 +81,17 @@ def test_a_budget_that_is_too_small_names_the_smallest() -> None:
 
 
 def test_the_command_needs_no_file(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--what-if", "8B-Q4_K_M", "--memory", "4GiB", "--disk", "2GB/s"]) == 0
+    words = "plan --what-if 8B-Q4_K_M --memory-budget 2.5GiB --read-limit 2G"
+    assert main(words.split()) == 0
     shown = capsys.readouterr().out
     assert shown.rstrip() in PAGE.read_text(encoding="utf-8")
     assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_programs_get_json(capsys: pytest.CaptureFixture[str]) -> None:
-    command = "plan --what-if 8B-Q4_K_M --memory-budget 2560MiB --disk 2GB/s -c 8192 -t 8 --json"
+    command = (
+        "plan --what-if 8B-Q4_K_M --memory-budget 2560MiB --read-limit 2GB/s -c 8192 -t 8 --json"
+    )
     assert main(command.split()) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["n_threads"] == 8
@@ -99,11 +102,9 @@ def test_programs_get_json(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("flags", "code", "said"),
     [
-        ("--what-if 8B-Q4_0 -md x.gguf", 2, "-md has no meaning"),
-        ("--what-if 8B-Q4_0 --memory 8GiB --memory-budget 4GiB", 2, "give one of them"),
-        ("--what-if 8B-Q4_0 --disk fast", 2, "300M"),
+        ("--what-if 8B-Q4_0 -md x.gguf", 2, "--model-draft has no meaning"),
+        ("--what-if 8B-Q4_0 --read-limit fast", 2, "300M"),
         ("--what-if 8B-Q4_0 --memory-budget 64MiB", 4, "too small"),
-        ("--memory 8GiB", 2, "--memory-budget"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(

@@ -194,7 +194,9 @@ class BatchRun:
 
     def _parse(self, line: bytes | None) -> BatchRequest:
         if line is None:
-            raise LineError("the line is too long: --max-body admits more", "too_large")
+            raise LineError(
+                "the line is too long: max-body in a --config file admits more", "too_large"
+            )
         request = parse_line(line)
         if not self._seen.add(request.custom_id):
             raise LineError(

@@ -27,7 +27,7 @@ from edgespec.memory import room
 from edgespec.models import catalogue, packaged
 from edgespec.models.embedded import embedded_pair, find_config, shipped_prompts
 from edgespec.settings import arguments
-from edgespec.settings.base import Settings, expanded, in_flags, spell
+from edgespec.settings.base import Settings, expanded, in_flags, key_of, spell
 from edgespec.settings.config import (
     ABOUT_THE_DRAFT,
     DRAFTING,
@@ -38,6 +38,7 @@ from edgespec.settings.config import (
 )
 from edgespec.settings.options import option_names
 from edgespec.settings.parsing import OWN_DRAFT, SELF
+from edgespec.settings.server_settings import ServerSettings
 from edgespec.settings.toml_file import read_config
 from edgespec.tracing.spans import OFF, Trace
 
@@ -149,6 +150,15 @@ def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
         _validated(settings, GenerateSettings, names),
         tuple(notes),
     )
+
+
+def server_settings(args: argparse.Namespace) -> ServerSettings:
+    """Settings of a server, from flags and the config file. Raises UsageError."""
+    file = find_config(args.config) if "config" in args else None
+    config = read_config(file) if file else {}
+    flags = {name: value for name, value in vars(args).items() if name in ServerSettings.known()}
+    names = Spelling(file, frozenset(config.keys() - flags.keys()))
+    return _validated(config | flags, ServerSettings, names)
 
 
 def with_drafts_of(
@@ -367,7 +377,7 @@ def _named_in(names: Spelling, role: str, args: Any) -> Any:
 def _drop(names: Iterable[str], settings: dict[str, Any], notes: list[str]) -> None:
     for name in sorted(names):
         del settings[name]
-        notes.append(f"{spell(name)} of the --config file is not used: there is no draft")
+        notes.append(f"{key_of(name)} of the --config file is not used: there is no draft")
 
 
 def _validated(settings: dict[str, Any], of: type[S], names: Spelling) -> S:

@@ -100,7 +100,7 @@ class ModelList:
         self._known: dict[str, KnownNeeds] = {}
         self._given: dict[str, int | str] = {}
         """The budget that `keep_budget` was told."""
-        for flag, name in (("-md", "draft"), ("-hfd", "hf_repo_draft"), ("--alias", "alias")):
+        for flag, name in (("-md", "draft"), ("-hfd", "hf_repo_draft")):
             if name in args:
                 raise UsageError(
                     f"{flag} names something of one model, and there are several: leave it out"

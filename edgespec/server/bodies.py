@@ -100,6 +100,6 @@ class RequestBodies:
             raise Refusal(
                 413,
                 f"the body has more than {self._max_body_bytes:,} bytes: send less, or start the "
-                "server with --max-body",
+                "server with max-body in its --config file",
                 code="too_large",
             )

@@ -48,7 +48,7 @@ class BudgetLimit:
         if n_bytes > self.most_bytes:
             raise RequestError(
                 f"{FIELD}: {format_size(n_bytes)} is more than the {format_size(self.most_bytes)} "
-                "that this server may be given: start it with --max-budget, or with more",
+                "that this server may be given: raise its setting max-budget, or give more",
                 FIELD,
                 "budget_too_large",
             )

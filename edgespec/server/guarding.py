@@ -35,20 +35,20 @@ class Guard:
     def __post_init__(self) -> None:
         if self.api_key is None and not is_local(self.host):
             raise UsageError(
-                f"--host {self.host} can be reached from other machines: set --api-key, so that "
-                "not everybody there may use the model"
+                f"--host {self.host} can be reached from other machines: set --api-key-file, so "
+                "that not everybody there may use the model"
             )
         for origin in self.allowed_origins:
             _check_origin_name(origin)
-        for flag, given in (("--api-key", self.api_key), ("--admin-key-file", self.admin_key)):
+        for whose, given in (("clients", self.api_key), ("admins", self.admin_key)):
             if given is None:
                 continue
             if not given.strip():
-                raise UsageError(f"{flag} is empty: leave it out, or give a key")
+                raise UsageError(f"the key of {whose} is empty: leave it out, or give a key")
             try:
                 given.encode()
             except UnicodeEncodeError as error:
-                raise UsageError(f"{flag} is not UTF-8 text: give another key") from error
+                raise UsageError(f"the key of {whose} is not UTF-8 text: give another") from error
 
     def check_host(self, headers: Mapping[str, str]) -> None:
         """Raise Refusal for an unknown host name, against DNS rebinding.
@@ -59,7 +59,7 @@ class Guard:
         if is_local(self.host) and name not in LOCAL_HOSTS | self.allowed_hosts | {self.host}:
             raise Refusal(
                 403,
-                f"requests may not call this server {name!r}: --allowed-host {name} lets them",
+                f"requests may not call this server {name!r}: its setting allowed-host lets them",
                 code="host_not_allowed",
             )
 
@@ -71,7 +71,7 @@ class Guard:
         if _netloc(origin) != headers.get("host", ""):
             raise Refusal(
                 403,
-                f"pages of {origin} may not use this server: --allowed-origin lets them",
+                f"pages of {origin} may not use this server: its setting allowed-origin lets them",
                 code="origin_not_allowed",
             )
 
@@ -127,8 +127,8 @@ class Guard:
         if has_keys and _sent(headers, self.admin_key) is None:
             raise Refusal(
                 403,
-                "this needs an admin key: start the server with --admin-key-file, and send a key "
-                "of that file",
+                "this needs an admin key: start the server with the setting admin-key-file, and "
+                "send a key of that file",
                 code="admin_key_needed",
             )
 
@@ -162,7 +162,7 @@ def _check_origin_name(origin: str) -> None:
     is_origin = separator and scheme and netloc and _netloc(origin) == netloc
     if not (is_origin and origin == origin.lower()) and origin not in ("*", "null"):
         raise UsageError(
-            f"--allowed-origin {origin}: it must be a scheme and a host in lower case, such as "
+            f"`allowed_origin={origin}`: it must be a scheme and a host in lower case, such as "
             "https://app.example or http://localhost:3000, or * for any page"
         )
 

@@ -93,7 +93,7 @@ class SessionBudget(Closeable):
         if follows and self._weights is None:
             raise UsageError(
                 "the target's weights stay, so that its budget cannot follow the free memory: "
-                "load it with adjustable_budget=True (--adjustable-budget)"
+                "load it with `adjustable_budget=True`"
             )
         budget_bytes = 0 if follows else parse_size(size, process.total_bytes())
         with self._engine.waiting(), self._changing:

@@ -34,7 +34,8 @@ FLAGS = {
     "temperature": "--temp",
     "max_depth": "--draft-depth",
     "n_parallel": "--parallel",
-    "use_chat_template": "--chat-template-file",
+    "no_draft": "--no-draft",
+    "use_chat_template": "--chat-template",
 }
 """Flags that differ from the setting's name; most are llama.cpp's."""
 
@@ -62,8 +63,6 @@ class Flag:
     metavar: str = ""
     """Placeholder of the value; a switch has none."""
     short: str | None = None
-    role: Role | None = None
-    """Role of the models that an option of a runtime applies to; None: all of the runtime's."""
 
 
 HIDDEN = Field(repr=False)
@@ -135,31 +134,38 @@ def spell(setting: str) -> str:
 
 def in_flags(text: str, file: Path | None = None, in_file: Collection[str] = ()) -> str:
     """A message, in which settings stand as Python arguments in backticks, with flags in their
-    place, and with keys of `file` for those that were given in it."""
+    place, and with keys of `file` for those that were given in it or have no flag."""
 
     def spelled(said: re.Match[str]) -> str:
         name, value = said.groups()
         if name not in known:
             return said[0]
-        if name in in_file:
-            key = spell(name).removeprefix("--")
+        if name in in_file or name not in flagged:
             shown = f" = {_IN_FILES.get(value, value)}" if value is not None else ""
-            return f"{key}{shown} in {file}"
+            return f"{key_of(name)}{shown} in {file if name in in_file else 'a --config file'}"
         if value in ("True", "None"):
             return spell(name) if value == "True" else f"--no-{name}"
         return spell(name) if value is None else f"{spell(name)} {value.strip(chr(34))}"
 
-    known = {*FLAGS, *_all_settings(Settings)}
+    known = {*FLAGS, *(name for kind in _kinds(Settings) for name in kind.model_fields)}
+    flagged = {*_SPELLED, *(name for kind in _kinds(Settings) for name, _ in kind.flags())}
     return re.sub(r"`(\w+)(?:=([^`]*))?`", spelled, text)
 
 
+def key_of(setting: str) -> str:
+    """Name of a setting in a file."""
+    return spell(setting).removeprefix("--")
+
+
 _IN_FILES = {"True": "true", "False": "false"}
+_SPELLED = ("model", "draft", "no_draft", "use_chat_template")
+"""Settings whose flags commands add by themselves."""
 
 
-def _all_settings(kind: type[Settings]) -> Iterator[str]:
-    yield from kind.model_fields
+def _kinds(kind: type[Settings]) -> Iterator[type[Settings]]:
+    yield kind
     for below in kind.__subclasses__():
-        yield from _all_settings(below)
+        yield from _kinds(below)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

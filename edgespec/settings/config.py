@@ -100,13 +100,13 @@ class LoadSettings(Settings):
     """Most memory of the whole process, at its peak: bytes, 6GiB, 512M, 75% of the machine's, or
     auto, which is what is free now less a margin, and follows it where weights are paged.
     auto:1GiB-4GiB stays between two sizes and pages all weights."""
-    adjustable_budget: Annotated[bool, Flag()] = False
+    adjustable_budget: bool = False
     """Page weights even if all fit, so that a running model can be given a smaller budget."""
     ctx_size: Annotated[Count, Flag(metavar="N", short="-c")] = 0
     """Tokens of context of a text; 0 is what the model was trained on, as far as the budget has
     room and short texts are about as fast as with 4096, the least. Several texts share one
     context, or more where the budget has room."""
-    ctx_size_draft: Annotated[Count, Flag(metavar="N", short="-cd")] = 0
+    ctx_size_draft: Count = 0
     """Tokens that the draft remembers: of longer texts it keeps the first and the latest ones; 0 is
     up to 2048."""
     batch_size: Annotated[AtLeastOne | None, Flag(metavar="N", short="-b")] = None
@@ -123,7 +123,7 @@ class LoadSettings(Settings):
     1."""
     threads: Annotated[Threads | None, Flag(metavar="N", short="-t")] = None
     """Threads of the target. Default: one for each physical core that the process may use."""
-    threads_draft: Annotated[Threads | None, Flag(metavar="N", short="-td")] = None
+    threads_draft: Threads | None = None
     """Threads of the draft. Default: as many as the target's."""
     options: Mapping[str, Annotated[RuntimeOptions, SkipValidation]] = Field(default_factory=dict)
     """Options of runtimes, by the runtime's name. Each can be given by its own name, too, as
@@ -131,9 +131,7 @@ class LoadSettings(Settings):
     read_limit: Annotated[int | None, Flag(metavar="RATE"), BeforeValidator(rate)] = None
     """Read paged weights at this rate at most, as from a slower disk: bytes per second like 500M,
     in decimal units as storage is sold. Default: no limit."""
-    gpu_memory_budget: Annotated[
-        int | str | None, Flag(metavar="SIZE"), BeforeValidator(budget)
-    ] = None
+    gpu_memory_budget: Annotated[int | str | None, BeforeValidator(budget)] = None
     """Most memory of the GPU that computes ONNX models, the draft's first: 6GiB, 512M, 75%, or
     auto, which is what is free there now less a margin. Default: auto."""
     reserve: Annotated[Count, HIDDEN] = 0
@@ -142,9 +140,7 @@ class LoadSettings(Settings):
     prompt_cache: Annotated[Path | None, Flag(metavar="DIR")] = None
     """Store what was computed for texts in this folder, where later prompts that begin alike find
     it, also after a restart; not for models on RPC servers."""
-    prompt_cache_size: Annotated[int, Flag(metavar="SIZE"), BeforeValidator(disk_size)] = (
-        DEFAULT_PROMPT_CACHE_BYTES
-    )
+    prompt_cache_size: Annotated[int, BeforeValidator(disk_size)] = DEFAULT_PROMPT_CACHE_BYTES
     """Most bytes of the prompt cache, whose least recently used texts go first. Default: 4GiB."""
 
     if TYPE_CHECKING:  # pydantic converts, which type checkers do not know
@@ -220,20 +216,19 @@ class Sampling(Settings):
     """Keep tokens at least P times as probable as the best one; 0 keeps all."""
     repeat_penalty: Annotated[float, Flag(metavar="X"), Field(ge=0.01, le=100)] = 1.0
     """Penalty of repeated tokens; 1 is none."""
-    frequency_penalty: Annotated[float, Flag(metavar="X"), Field(ge=-MAX_BIAS, le=MAX_BIAS)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)] = 0.0
     """Penalty for each earlier use of a token; 0 is none."""
-    presence_penalty: Annotated[float, Flag(metavar="X"), Field(ge=-MAX_BIAS, le=MAX_BIAS)] = 0.0
+    presence_penalty: Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)] = 0.0
     """Penalty of tokens that were used at all; 0 is none."""
-    repeat_last_n: Annotated[int, Flag(metavar="N"), Field(ge=-1, le=INT32_MAX)] = 64
+    repeat_last_n: Annotated[int, Field(ge=-1, le=INT32_MAX)] = 64
     """Latest tokens, prompt included, that the three penalties look at; -1 is all of them."""
     logit_bias: Annotated[
         Mapping[int, Annotated[float, Field(allow_inf_nan=True)]],
-        Flag(metavar="TOKEN_ID(+/-)BIAS", short="-l"),
         BeforeValidator(biases),
         AfterValidator(checked_biases),
     ] = Field(default_factory=FrozenDict[int, float])
     """Make a token likelier (15043+1), rarer (15043-1) or impossible (15043-inf): added to its
-    logit. May be given several times."""
+    logit."""
 
 
 class SamplingFields(TypedDict, total=False):
@@ -269,34 +264,33 @@ class SamplingParams(Sampling):
 
 
 class Speculation(Settings):
-    """Rules and limits of guessing. The engine's settings and those of a text both inherit them;
-    each is a flag."""
+    """Rules and limits of guessing. The engine's settings and those of a text both inherit them."""
 
-    pacer: Annotated[PacerName, Flag(metavar="RULE")] = PacerName.BEST_FIRST
+    pacer: PacerName = PacerName.BEST_FIRST
     """Rule that chooses the branch of the token tree that grows next."""
-    fallback: Annotated[FallbackName, Flag(metavar="RULE")] = FallbackName.MARGINAL
+    fallback: FallbackName = FallbackName.MARGINAL
     """Stop rule, which says when there are enough guesses and the target verifies them."""
-    acceptance: Annotated[AcceptanceName, Flag(metavar="RULE")] = AcceptanceName.EXACT_REPLAY
+    acceptance: AcceptanceName = AcceptanceName.EXACT_REPLAY
     """Rule that says which guesses are accepted."""
     draft_max: Annotated[int, Flag(metavar="N"), Field(ge=1, le=MAX_DRAFTED)] = USUAL_DRAFT_MAX
     """Most guesses that one pass verifies; 0 on the command line: no draft. Default: planned, since
     their buffers take memory from the weights; 48 where nothing is paged."""
-    max_depth: Annotated[int | None, Flag(metavar="N"), Field(ge=1, le=MAX_DRAFTED)] = None
+    max_depth: Annotated[int | None, Field(ge=1, le=MAX_DRAFTED)] = None
     """Most guesses in a row, down one branch. Default: as many as one pass verifies."""
-    lookup: Annotated[bool | None, Flag()] = None
+    lookup: bool | None = None
     """Guess from the text so far, too: what followed when its last words occurred before. Default:
     beside a draft model, and without one if the target's weights are paged."""
-    no_overlap: Annotated[bool, Flag()] = False
+    no_overlap: bool = False
     """Do not draft while the target verifies."""
 
 
 class ContextEnd(Settings):
-    """Settings of a text that reaches the end of the context; each is a flag."""
+    """Settings of a text that reaches the end of the context."""
 
     context_shift: Annotated[bool, Flag()] = False
     """Go on when the context is full: forget half of the text behind its first tokens, and read
     what is left again. Otherwise the text ends there."""
-    keep: Annotated[int, Flag(metavar="N"), Field(ge=-1, le=INT32_MAX)] = 0
+    keep: Annotated[int, Field(ge=-1, le=INT32_MAX)] = 0
     """First tokens that `context_shift` keeps, if that is more than 4; -1 keeps the prompt.
     Default: 4."""
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from edgespec.errors import UsageError
@@ -26,10 +27,13 @@ ENTRY_POINTS = "edgespec.runtimes"
 
 
 class RuntimeOptions(Settings):
-    """The options of one runtime: fields with defaults, each annotated with a `Flag`."""
+    """The options of one runtime: fields with defaults. Those annotated with a `Flag`
+    are flags of the command line, too."""
 
     kind: ClassVar[str]
     """Noun phrase for its models: `a GGUF model`."""
+    roles: ClassVar[Mapping[str, Role]] = MappingProxyType({})
+    """Options that are for models in one role; others are for all of the runtime's."""
 
     @classmethod
     def of(cls, options: RuntimeOptions | None) -> Self:
@@ -46,9 +50,8 @@ class RuntimeOptions(Settings):
 
     def changed(self, role: Role) -> Iterator[str]:
         """Options of a model in this role that are not at their defaults."""
-        for name, flag in self.flags():
-            default = type(self).model_fields[name].default
-            if flag.role in (role, None) and getattr(self, name) != default:
+        for name, field in type(self).model_fields.items():
+            if self.roles.get(name, role) == role and getattr(self, name) != field.default:
                 yield name
 
 
@@ -63,8 +66,8 @@ def option_names(role: Role | None = None) -> dict[str, str]:
     return {
         name: runtime
         for runtime, options in declared().items()
-        for name, flag in options.flags()
-        if role is None or flag.role == role
+        for name in options.model_fields
+        if role is None or options.roles.get(name) == role
     }
 
 

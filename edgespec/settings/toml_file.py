@@ -8,13 +8,15 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.files.regular import read_regular
-from edgespec.settings.base import expanded, nearest, spell
+from edgespec.settings.base import expanded, key_of, nearest
 from edgespec.settings.config import GenerateSettings, LoadSettings
 from edgespec.settings.parsing import SELF
+from edgespec.settings.server_settings import ServerSettings
 
 MAX_CONFIG_BYTES = 1 << 20
 NO_SETTING = (
-    ": keys are settings of models and texts, other flags such as --port stand on the command line"
+    ": keys are settings of models, texts and the server, other flags such as --prompt stand on "
+    "the command line"
 )
 """Advice about a key that resembles none."""
 
@@ -33,8 +35,8 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UsageError(f"--config {path}: not TOML: nested too deep") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"--config {path}: not TOML: {error}") from error
-    known = LoadSettings.known() | GenerateSettings.known()
-    names = {spell(name).removeprefix("--"): name for name in known}
+    known = LoadSettings.known() | GenerateSettings.known() | ServerSettings.known()
+    names = {key_of(name): name for name in known}
     names |= {name.replace("_", "-"): name for name in known}
     settings = {}
     for key, value in content.items():
@@ -49,4 +51,4 @@ def read_config(path: Path) -> dict[str, Any]:
     return settings
 
 
-_PATHS = frozenset({"model", "draft", "prompt_cache"})
+_PATHS = frozenset({"model", "draft", "prompt_cache", "api_key_file", "admin_key_file"})

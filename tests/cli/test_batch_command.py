@@ -127,7 +127,6 @@ def test_through_pipes(
         (["batch", "in", "in"], "OUT in is IN"),
         (["batch", "in", "foreign"], "OUT foreign: line 2 is not an answer of a batch"),
         (["batch", "in", "begun"], "OUT begun: the last line is not an answer of a batch"),
-        (["batch", "in", "out", "--max-body", "much"], "--max-body: 'much' is not a size"),
         (["batch", "in", "out", "-np", "0"], "--parallel 0: it must be auto, or a whole number"),
     ],
 )

@@ -14,6 +14,7 @@ from typing import Protocol
 import pytest
 
 from edgespec.cli import command_line
+from edgespec.cli.commands import chat_input
 
 TEMPLATE = """\
 {%- for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}
@@ -22,16 +23,25 @@ CHAT = [sys.executable, "-m", "edgespec", "chat", "--chat-template", TEMPLATE, "
 
 
 class ChatRun(Protocol):
-    def __call__(self, lines: str | bytes, *arguments: str, code: int = 0) -> tuple[str, str]: ...
+    def __call__(
+        self, lines: str | bytes, *arguments: str, code: int = 0, typed: bool = False
+    ) -> tuple[str, str]: ...
 
 
 @pytest.fixture
 def chat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> ChatRun:
-    """Runs `edgespec chat` with lines from a pipe; what it wrote to stdout and stderr."""
+    """Runs `edgespec chat` with lines from a pipe, or `typed`; what it wrote to both outputs."""
 
-    def run(lines: str | bytes, *arguments: str, code: int = 0) -> tuple[str, str]:
+    def run(
+        lines: str | bytes, *arguments: str, code: int = 0, typed: bool = False
+    ) -> tuple[str, str]:
         read = lines.encode() if isinstance(lines, str) else lines
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(read)))
+        if typed:
+            monkeypatch.setattr(chat_input, "is_terminal", lambda stdin: True)
+            monkeypatch.setattr(
+                chat_input, "lines", lambda history: iter(read.decode().split("\n"))
+            )
         ended = command_line.main([*CHAT[3:], "--no-draft", *arguments])
         out, said = capsys.readouterr()
         assert ended == code, said
@@ -48,25 +58,25 @@ def test_every_line_is_a_message_and_gets_an_answer(chat):
 def test_a_conversation_is_saved_and_gone_on_with(chat, tmp_path):
     file = tmp_path / "talk.json"
     talk = f"write gcd\n/save {file}\n/load {file}\n/exit\nnever read\n"
-    _, said = chat(talk, "--system", "Be brief.", "--commands")
+    _, said = chat(talk, "--system", "Be brief.", typed=True)
     assert f"saved: {file}\n" in said
     assert f"loaded: {file}, 3 messages\n" in said
     messages = json.loads(file.read_text())["messages"]
     assert [message["role"] for message in messages] == ["system", "user", "assistant"]
-    chat(f"again\n/save {file}\n", "--load", str(file), "--commands")
+    chat(f"/load {file}\nagain\n/save {file}\n", typed=True)
     assert len(json.loads(file.read_text())["messages"]) == 5
 
 
 def test_commands_change_the_conversation(chat, tmp_path):
     file = tmp_path / "talk.json"
     lines = f"write gcd\n/system Be brief.\n/save {file}\nwrite lcm\n/reset\n/save {file}\n"
-    chat(lines, "--commands")
+    chat(lines, typed=True)
     assert json.loads(file.read_text())["messages"] == [{"role": "system", "content": "Be brief."}]
 
 
 @pytest.mark.parametrize("ending", ["/exit", "/bye", "exit"])
 def test_what_people_type_to_leave_ends_a_conversation(chat, ending):
-    assert chat(f"/system x\n{ending}\nnever answered\n", "--commands")[0] == ""
+    assert chat(f"/system x\n{ending}\nnever answered\n", typed=True)[0] == ""
 
 
 def test_a_piped_line_that_begins_with_a_slash_is_a_message(chat, tmp_path):
@@ -83,7 +93,7 @@ def test_a_pipe_needs_no_folder_that_can_be_written(chat, monkeypatch):
 
 
 def test_a_second_turn_reads_only_what_is_new(chat):
-    _, said = chat("write a function that adds two numbers\ngo on\n/stats\n", "--commands")
+    _, said = chat("write a function that adds two numbers\ngo on\n/stats\n", typed=True)
     reused = next(line for line in said.splitlines() if line.startswith("reused: "))
     assert int(reused.split()[1]) > 10
 
@@ -96,7 +106,7 @@ def test_a_mistake_is_one_line_and_the_conversation_goes_on(chat):
         "/stats": "no answer yet",
         "word " * 9000: "context",
     }
-    out, said = chat("\n".join([*complaints, "write gcd\n"]), "--quiet", "--commands", code=2)
+    out, said = chat("\n".join([*complaints, "write gcd\n"]), "--quiet", typed=True)
     assert out
     for complaint, line in zip(complaints.values(), said.splitlines(), strict=True):
         assert complaint in line
@@ -123,8 +133,8 @@ def test_an_answer_keeps_a_schema(chat):
 def test_reasoning_is_set_apart(chat):
     """A grammar holds behind reasoning that the prompt opens; here the answer opens it."""
     template = TEMPLATE + "{# <think> </think> #}"
-    regex = "<think>[a-z]{3}</think>[0-9]{2}"
-    out, _ = chat("Hello\n", "--chat-template", template, "--regex", regex, "-n", "128")
+    grammar = "start: /<think>[a-z]{3}<\\/think>[0-9]{2}/"
+    out, _ = chat("Hello\n", "--chat-template", template, "--grammar", grammar, "-n", "128")
     thought, answer = out.splitlines()
     assert len(thought) == 3
     assert thought.isalpha()
@@ -137,7 +147,7 @@ class PseudoTerminal:
     def __init__(self, cache: Path) -> None:
         self._master, slave = pty.openpty()
         environment = os.environ | {"TERM": "dumb", "XDG_CACHE_HOME": str(cache)}
-        command = [*CHAT[:-1], "3000", "--regex", "(ab){5000}"]
+        command = [*CHAT[:-1], "3000", "--grammar", "start: /(ab){5000}/"]
         self.process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, env=environment, close_fds=True
         )
@@ -187,9 +197,9 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path):
 
 def test_a_conversation_goes_on_without_being_read_again(chat, tmp_path):
     cache, talk = tmp_path / "cache", tmp_path / "talk.json"
-    cached = ("--prompt-cache", str(cache), "--commands")
+    cached = ("--prompt-cache", str(cache))
     asked = "write a function that adds two numbers and then another one that does it again" * 8
-    chat(f"{asked}\n/save {talk}\n", *cached)
-    _, said = chat("go on\n/stats\n", "--load", str(talk), *cached)
+    chat(f"{asked}\n/save {talk}\n", *cached, typed=True)
+    _, said = chat(f"/load {talk}\ngo on\n/stats\n", *cached, typed=True)
     reused = next(line for line in said.splitlines() if line.startswith("reused: "))
     assert int(reused.split()[1]) >= 64

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli.flags import parser
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, UsageError
 from edgespec.grammar.specification import json_schema
@@ -19,7 +18,7 @@ from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES
 from edgespec.rules.pacer import PACERS
 from edgespec.rules.sampling import SamplingParams
 from edgespec.rules.stop_rules import STOP_RULES
-from edgespec.settings.base import in_flags, nearest, spell
+from edgespec.settings.base import in_flags, key_of, nearest
 from edgespec.settings.config import (
     USUAL_DRAFT_MAX,
     ContextEnd,
@@ -88,10 +87,13 @@ def test_the_number_of_texts_is_whole_or_what_the_budget_affords(given: Any, kep
         ({"model": "m", "ctx_size": -1}, "--ctx-size -1: it must be greater than or equal to 0"),
         ({"model": "m", "threads": 0}, "--threads 0"),
         ({"model": "m", "memory_budget": "150%"}, "at most 100%"),
-        ({"model": "m", "gpu_memory_budget": "150%"}, "--gpu-memory-budget 150%: at most 100%"),
+        (
+            {"model": "m", "gpu_memory_budget": "150%"},
+            "gpu-memory-budget = 150% in a --config file: at most 100%",
+        ),
         (
             {"model": "m", "gpu_memory_budget": "1G", "provider": "cpu"},
-            "--gpu-memory-budget has no effect with --provider cpu",
+            "gpu-memory-budget in a --config file has no effect with --provider cpu",
         ),
         ({"model": "m", "memory_budget": "much"}, "'much' is not a size"),
         ({"model": "m", "cache_type_k": "q9_0"}, "did you mean 'q8_0'?"),
@@ -130,20 +132,29 @@ def test_load_settings_refuse(settings: dict[str, Any], message: str):
         ({"stop": ("",)}, "--stop is empty"),
         ({"draft_max": 0}, "--draft-max 0"),
         ({"draft_max": 100_000}, "--draft-max 100000: it must be less than or equal to 1024"),
-        ({"max_depth": 0}, "--draft-depth 0"),
-        ({"repeat_last_n": 1 << 63}, "--repeat-last-n 9223372036854775808"),
-        ({"frequency_penalty": float("inf")}, "--frequency-penalty inf"),
-        ({"presence_penalty": "much"}, "--presence-penalty much"),
-        ({"logit_bias": ["15043"]}, "--logit-bias ['15043']: write a token's id and its bias like"),
+        ({"max_depth": 0}, "draft-depth = 0 in a --config file"),
+        ({"repeat_last_n": 1 << 63}, "repeat-last-n = 9223372036854775808 in a"),
+        ({"frequency_penalty": float("inf")}, "frequency-penalty = inf in a"),
+        ({"presence_penalty": "much"}, "presence-penalty = much in a"),
+        ({"logit_bias": ["15043"]}, "in a --config file: write a token's id and its bias like"),
         ({"logit_bias": {7: float("inf")}}, "a bias is finite, or -inf"),
         (
             {"acceptance": "exact"},
-            "--acceptance 'exact' is unknown: it is one of exact-replay, rej",
+            "acceptance = 'exact' in a --config file is unknown: it is one of exact-replay, rej",
         ),
-        ({"no_draft": True, "max_depth": 3}, "--draft-depth has no effect without a draft"),
+        (
+            {"no_draft": True, "max_depth": 3},
+            "draft-depth in a --config file has no effect without a draft",
+        ),
         ({"pacer": "llmcat"}, "did you mean 'llmcad'?"),
-        ({"no_draft": True, "pacer": "llmcad"}, "--pacer has no effect without a draft"),
-        ({"no_draft": True, "no_overlap": True}, "--no-overlap has no effect without a draft"),
+        (
+            {"no_draft": True, "pacer": "llmcad"},
+            "pacer in a --config file has no effect without a draft",
+        ),
+        (
+            {"no_draft": True, "no_overlap": True},
+            "no-overlap in a --config file has no effect without",
+        ),
     ],
 )
 def test_generate_settings_refuse(settings: dict[str, Any], message: str):
@@ -185,23 +196,16 @@ GIVEN = {
 
 
 def test_settings_of_the_engine_are_inherited_and_passed_on_by_no_list_of_names():
-    """A setting added to Speculation or ContextEnd is a flag, a key of files, and the engine's."""
-    of_engine = {*Speculation.model_fields, *ContextEnd.model_fields}
-    assert GIVEN.keys() == of_engine
-    assert of_engine == {name for of in (Speculation, ContextEnd) for name, _ in of.flags()}
+    """A setting added to Speculation or ContextEnd is a key of files, and the engine's."""
+    assert GIVEN.keys() == {*Speculation.model_fields, *ContextEnd.model_fields}
     assert EngineSettings.of(GenerateSettings()) == EngineSettings()
 
 
 @pytest.mark.parametrize("name", GIVEN)
-def test_a_setting_of_the_engine_is_a_flag_and_a_key_and_reaches_it(name: str, tmp_path: Path):
+def test_a_setting_of_the_engine_is_a_key_and_reaches_it(name: str, tmp_path: Path):
     value, beside = GIVEN[name], {"context_shift": True} if name == "keep" else {}
-    words = [spell(name)] if value is True else [spell(name), str(value)]
-    beside_words = ["--context-shift"] if beside else []
-    args = parser.parse(["generate", "-p", "x", *words, *beside_words])
-    assert getattr(args, name) == value
-    key = spell(name).removeprefix("--")
     told = "true" if value is True else f'"{value}"'
-    assert read_config(write(tmp_path, f"{key} = {told}\n")) == {name: value}
+    assert read_config(write(tmp_path, f"{key_of(name)} = {told}\n")) == {name: value}
     given = GenerateSettings.model_validate({name: value} | beside)
     assert getattr(EngineSettings.of(given), name) == getattr(given, name) != DEFAULTS[name]
 
@@ -324,7 +328,7 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path):
         ("temp = 1\ntemperature = 1", "given twice"),
         ("temp = ", "not TOML"),
         ("[load]\nctx-size = 1", "unknown key 'load'"),
-        ("port = 80", "unknown key 'port': keys are settings of models and texts, other flags"),
+        ("verbose = 1", "unknown key 'verbose': keys are settings of models, texts and the server"),
         ("ctx-size = " + "[" * 100_000, "nested too deep"),
     ],
 )

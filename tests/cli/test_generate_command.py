@@ -31,11 +31,6 @@ def test_quiet_says_nothing_but_the_text(fake: FakeSession, capsys):
     assert capsys.readouterr() == ("one two", "")
 
 
-def test_color_marks_what_the_draft_had_guessed(fake: FakeSession, capsys):
-    assert command_line.main(["generate", "-p", "hi", "--color", "always"]) == 0
-    assert capsys.readouterr().out == "one\x1b[32m two\x1b[0m"
-
-
 def test_json_in_a_file_leaves_the_text_on_stdout(fake: FakeSession, tmp_path: Path, capsys):
     file = tmp_path / "report.json"
     assert command_line.main(["generate", "-p", "hi", "--json", str(file)]) == 0
@@ -77,11 +72,15 @@ def test_json_is_one_object_with_the_promised_keys(fake: FakeSession, capsys):
     assert (report["seed"], report["notes"]) == (5, ["a note"])
 
 
-def test_flags_reach_the_session(fake: FakeSession):
+def test_flags_and_files_reach_the_session(fake: FakeSession, tmp_path: Path):
+    file = tmp_path / "settings.toml"
+    file.write_text(
+        'pacer = "llmcad"\nfallback = "fixed"\ndraft-depth = 4\nno-overlap = true\n'
+        "frequency-penalty = 0.5\npresence-penalty = -0.25\n"
+        'logit-bias = ["7+1.5", "8-inf"]\ntemp = 0.9\n'
+    )
     command = "generate -m big.gguf -md small.gguf -n 9 -c 128 -t 3 -ctk q8_0 --memory-budget 2G"
-    command += " --temp 0.5 --top-k 7 --seed 3 --stop A --stop B --pacer llmcad --fallback fixed"
-    command += " --draft-max 5 --no-overlap --draft-depth 4 --acceptance exact-replay"
-    command += " --frequency-penalty 0.5 --presence-penalty -0.25 -l 7+1.5 --logit-bias 8-inf"
+    command += f" --temp 0.5 --top-k 7 --seed 3 --stop A --stop B --draft-max 5 --config {file}"
     assert command_line.main([*command.split(), "-p", "hi"]) == 0
     load = fake.load_settings
     assert (load.model, load.draft) == (Path("big.gguf"), Path("small.gguf"))

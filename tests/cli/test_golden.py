@@ -22,7 +22,7 @@ from bench_rows import row
 from edgespec import runtimes
 from edgespec.bench.bench_runs import Bench, ModelSurvey, Results
 from edgespec.cli import fetching
-from edgespec.cli.commands import bench, demo, doctor, tune
+from edgespec.cli.commands import bench, chat_input, demo, doctor, tune
 from edgespec.errors import BudgetError
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryRow, plan_memory
@@ -160,7 +160,7 @@ def test_plan(golden: Golden, kind: str, as_json: bool, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 def test_what_if(golden: Golden, as_json: bool) -> None:
-    flags = ("--memory", "4GiB", "--disk", "2GB/s", *["--json"] * as_json)
+    flags = ("--memory-budget", "2.5GiB", *["--json"] * as_json)
     golden(f"what-if-{'json' if as_json else 'text'}", "plan", "--what-if", "8B-Q4_K_M", *flags)
 
 
@@ -168,7 +168,9 @@ def test_chat(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "load", lambda *args: open_session(counting()))
     said = io.TextIOWrapper(io.BytesIO(b"Hello\n/stats\n/nothing\n/help\n"))
     monkeypatch.setattr(sys, "stdin", said)
-    golden("chat", "chat", "--commands", "-n", "4", "--chat-template", "{{ messages[0].content }}")
+    monkeypatch.setattr(chat_input, "is_terminal", lambda stdin: True)
+    monkeypatch.setattr(chat_input, "lines", lambda history: iter(said.read().splitlines()))
+    golden("chat", "chat", "-n", "4", "--chat-template", "{{ messages[0].content }}")
 
 
 def test_batch(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:

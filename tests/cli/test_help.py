@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 
 import pytest
 
 from edgespec.bench.bench_settings import BenchSettings
 from edgespec.cli.flags import parser
-from edgespec.settings.base import Settings
+from edgespec.settings.base import Settings, key_of
 from edgespec.settings.config import (
     DEFAULT_CTX_SIZE,
     USUAL_DRAFT_MAX,
@@ -17,6 +18,7 @@ from edgespec.settings.config import (
     LoadSettings,
     Sampling,
 )
+from edgespec.settings.server_settings import ServerSettings
 
 
 def flags() -> Iterator[tuple[str, argparse.Action]]:
@@ -43,3 +45,37 @@ def test_a_setting_is_described_where_it_is_inherited_from() -> None:
 def test_descriptions_name_the_numbers_that_hold() -> None:
     assert f"with {DEFAULT_CTX_SIZE}," in LoadSettings.meaning("ctx_size")
     assert f"{USUAL_DRAFT_MAX} where" in GenerateSettings.meaning("draft_max")
+
+
+def test_there_are_few_flags() -> None:
+    """Others are keys of a --config file."""
+    found = [(name, max(action.option_strings, key=len)) for name, action in flags()]
+    assert len({flag for _, flag in found}) <= 53
+    assert sum(name == "generate" for name, _ in found) <= 37
+
+
+def test_help_shows_the_flags_of_every_day_and_help_all_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = {}
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            parser.parse(["generate", flag])
+        shown[flag] = capsys.readouterr().out
+    assert "--memory-budget" in shown["--help"] and "--repeat-penalty" not in shown["--help"]
+    assert len(re.findall(r"^  -", shown["--help"], re.MULTILINE)) <= 20
+    everything = re.findall(r"^  (?:-\w+ [^-]*?, )?(--[\w-]+)", shown["--help-all"], re.MULTILINE)
+    assert {
+        flag
+        for name, action in flags()
+        if name == "generate"
+        for flag in action.option_strings
+        if flag.startswith("--")
+    } <= {*everything, "--help"}
+    keys = {key_of(name) for name in GenerateSettings.model_fields.keys() | ServerSettings.known()}
+    assert not [
+        key
+        for key in keys
+        if key not in shown["--help-all"].replace("--", "")
+        and key not in ("host", "port", "api-key-file", "reasoning-budget")
+    ]

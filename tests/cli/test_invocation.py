@@ -63,7 +63,7 @@ def test_the_flag_no_draft_overrules_the_file_and_says_so(tmp_path: Path):
     result = request(tmp_path, config, no_draft=True)
     assert result.load.draft is None
     assert len(result.notes) == 2
-    assert "--model-draft of the --config file is not used" in result.notes[0]
+    assert "model-draft of the --config file is not used" in result.notes[0]
 
 
 def test_a_draft_by_flag_overrules_no_draft_in_the_file(tmp_path: Path):
@@ -170,12 +170,6 @@ def test_lookup_is_beside_a_draft_unless_it_is_said() -> None:
     assert given.engine.lookup is None
 
 
-@pytest.mark.parametrize(("flag", "lookup"), [("--lookup", True), ("--no-lookup", False)])
-def test_lookup_is_a_flag(flag: str, lookup: bool) -> None:
-    given = settings_from(flags.parse(["generate", "-p", "x", flag]))
-    assert given.engine.lookup is lookup
-
-
 @pytest.mark.parametrize(("given", "is_pinned"), [([], False), (["--draft-max", "48"], True)])
 def test_the_usual_number_of_guesses_is_pinned_where_it_is_given(
     given: list[str], is_pinned: bool
@@ -184,16 +178,18 @@ def test_the_usual_number_of_guesses_is_pinned_where_it_is_given(
     assert (rules.draft_max, rules.pins_draft_max) == (48, is_pinned)
 
 
-def test_a_target_with_lookup_alone_takes_the_flags_of_drafting() -> None:
-    given = settings_from(
-        flags.parse(["generate", "-p", "x", "--no-draft", "--lookup", "--draft-max", "8"])
-    )
+@pytest.mark.parametrize("lookup", [True, False])
+def test_a_file_says_lookup_with_a_truth(lookup: bool, tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(f"lookup = {str(lookup).lower()}\n")
+    given = settings_from(flags.parse(["generate", "-p", "x", "--config", str(file)]))
+    assert given.engine.lookup is lookup
+
+
+def test_a_target_with_lookup_alone_takes_the_flags_of_drafting(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("lookup = true\nno-draft = true\n")
+    words = ["generate", "-p", "x", "--config", str(file), "--draft-max", "8"]
+    given = settings_from(flags.parse(words))
     assert given.load.draft is None
     assert (given.generate.lookup, given.generate.draft_max) == (True, 8)
-
-
-def test_a_file_says_lookup_with_a_truth(tmp_path: Path) -> None:
-    file = tmp_path / "settings.toml"
-    file.write_text("lookup = true\n")
-    given = settings_from(flags.parse(["generate", "-p", "x", "--config", str(file)]))
-    assert given.generate.lookup is True

@@ -120,7 +120,7 @@ def test_fetching_wants_the_extra_hub(package: str, refused: Refused) -> None:
     assert line.endswith(extras.install_command("hub"))
 
 
-@pytest.mark.parametrize("flag", ["--grammar", "--json-schema", "--regex"])
+@pytest.mark.parametrize("flag", ["--grammar", "--json-schema"])
 def test_structured_answers_want_the_extra_grammar(flag: str, refused: Refused) -> None:
     code, line = refused(
         "llguidance", "generate", "-m", "/nowhere.gguf", "-p", "x", flag, "{}", "--quiet"

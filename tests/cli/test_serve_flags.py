@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +12,10 @@ from edgespec.cli.commands import serve
 from edgespec.cli.commands.serve import RequestLog
 from edgespec.cli.console import Console
 from edgespec.cli.flags import parser
-from edgespec.cli.invocation import settings_from
+from edgespec.cli.invocation import server_settings, settings_from
 from edgespec.errors import UsageError
 from edgespec.server.access_log import AnsweredRequest
+from edgespec.settings.server_settings import ServerSettings
 
 RECOMMENDED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 
@@ -34,7 +36,6 @@ def settings(*flags: str):
         (("-m", "/models/big.gguf"), "big.gguf"),
         (("-m", "models/onnx-folder/"), "onnx-folder"),
         (("-hf", "USER/REPO:Q4_K_M"), "USER/REPO:Q4_K_M"),
-        (("-m", "smollm2", "--alias", "mine"), "mine"),
     ],
 )
 def test_a_model_is_called_what_was_typed(flags, name):
@@ -58,20 +59,29 @@ def test_answers_have_a_limit_if_one_is_given(flags, limit):
     assert serve._max_tokens(settings(*flags)) == limit
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [("--time-limit", "soon"), ("--drain", "-1"), ("--allowed-origin", "a.example"), ("-n", "x")],
-)
-def test_what_cannot_be_meant_is_a_mistake(flags, capsys):
-    assert main(["serve", "--port", "0", *flags]) == 2
-    assert flags[0].lstrip("-") in capsys.readouterr().err or flags[0] == "-n"
+def told(tmp_path: Path, *lines: str, flags: tuple[str, ...] = ()) -> ServerSettings:
+    file = tmp_path / "server.toml"
+    file.write_text("\n".join(lines))
+    return server_settings(parsed("--config", str(file), *flags))
 
 
-def test_an_origin_may_be_written_as_in_an_address_bar():
-    guard = serve._guard(parsed("--allowed-origin", "HTTP://LocalHost:3000/"))
+def test_a_file_says_what_has_no_flag_and_flags_win_over_it(tmp_path: Path):
+    found = told(tmp_path, "port = 1", "queue = 3", "alias = 'mine'", flags=("--port", "2"))
+    assert (found.port, found.queue, found.alias, found.drain) == (2, 3, "mine", 30)
+    with pytest.raises(UsageError, match=r"drain = -1 in .*server.toml: it must be greater"):
+        told(tmp_path, "drain = -1")
+
+
+def test_what_cannot_be_meant_is_a_mistake(capsys):
+    assert main(["serve", "--port", "x"]) == 2
+    assert "--port x" in capsys.readouterr().err
+
+
+def test_an_origin_may_be_written_as_in_an_address_bar(tmp_path: Path):
+    guard = serve._guard(told(tmp_path, "allowed-origin = ['HTTP://LocalHost:3000/']"))
     assert guard.allowed_origins == {"http://localhost:3000"}
     with pytest.raises(UsageError):
-        serve._guard(parsed("--allowed-origin", "http://a.example/page"))
+        serve._guard(told(tmp_path, "allowed-origin = ['http://a.example/page']"))
 
 
 ANSWERED = AnsweredRequest("req_1", "127.0.0.1", "POST", "/v1/completions", 200, 1.25, 12, 64)

@@ -53,7 +53,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if pulled.returncode:
         pytest.skip(f"SmolLM2 cannot be had: {pulled.stderr.strip()[-300:]}")
     log = tmp_path_factory.mktemp("server") / "log"
-    template = ["--chat-template-file", str(HERE / "tools.jinja")]
+    template = ["--chat-template", f"@{HERE / 'tools.jinja'}"]
     command = [*edgespec, "serve", "-m", "smollm2", "-c", "4096", "--port", "0", *template]
     with log.open("w") as said:
         server = subprocess.Popen(command, stderr=said, stdout=said)

@@ -112,7 +112,7 @@ def test_a_chat_imports_nothing_after_its_plan(tmp_path: Path) -> None:
     """jinja2 came with the first message."""
     template = tmp_path / "template.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    flags = ["-m", "embedded", "--chat-template-file", str(template), "-n", "4"]
+    flags = ["-m", "embedded", "--chat-template", f"@{template}", "-n", "4"]
     command = [sys.executable, "-c", CHAT, "chat", *flags]
     run = subprocess.run(command, input="hello\n", capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

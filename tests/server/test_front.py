@@ -172,7 +172,7 @@ def test_no_path_sends_anybody_to_the_name_in_the_host_header(client):
     for path in ("/health/", "/v1/models/", "//evil.example/"):
         answer = client.get(path, headers={"Host": "evil.example"})
         assert answer.status_code == 403
-        assert "--allowed-host evil.example" in answer.json()["error"]["message"]
+        assert "allowed-host" in answer.json()["error"]["message"]
         assert "location" not in answer.headers
 
 
@@ -239,13 +239,13 @@ def test_any_page_may_ask_where_all_are_allowed():
 def test_nobody_is_allowed_unless_named():
     guard = Guard("127.0.0.1")
     assert guard.cors_headers({"origin": PAGE}) == {}
-    with pytest.raises(Refusal, match="--allowed-origin"):
+    with pytest.raises(Refusal, match="allowed-origin"):
         guard.check_origin({"origin": PAGE, "host": "127.0.0.1"})
 
 
 @pytest.mark.parametrize("origin", ["app.example", "https://a/b", "https://", "", "*.example"])
 def test_what_is_no_origin_cannot_be_allowed(origin):
-    with pytest.raises(UsageError, match="--allowed-origin"):
+    with pytest.raises(UsageError, match="allowed_origin"):
         Guard("127.0.0.1", allowed_origins=frozenset({origin}))
 
 

@@ -324,7 +324,7 @@ def test_a_key_is_asked_for_where_there_is_one(session):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org"])
 def test_other_machines_need_a_key(host):
-    with pytest.raises(UsageError, match="set --api-key"):
+    with pytest.raises(UsageError, match="set --api-key-file"):
         Guard(host)
     assert Guard(host, api_key="secret")
 
@@ -335,7 +335,7 @@ def test_this_machine_needs_none(host):
 
 
 def test_an_empty_key_is_none():
-    with pytest.raises(UsageError, match="--api-key is empty"):
+    with pytest.raises(UsageError, match="key of clients is empty"):
         Guard("127.0.0.1", api_key=" ")
 
 

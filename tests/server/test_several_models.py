@@ -302,8 +302,8 @@ def test_json_that_is_broken_is_refused_before_a_model_is_loaded(url: str) -> No
 
 
 def test_flags_of_one_model_are_refused_with_several(folder: Path) -> None:
-    with pytest.raises(UsageError, match="--alias names something of one model"):
-        listed(models_dir=str(folder), alias="x")
+    with pytest.raises(UsageError, match="-md names something of one model"):
+        listed(models_dir=str(folder), draft="x")
 
 
 def test_two_models_of_one_name_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_python_reads_arguments(refused: Callable[[], object], said: str) -> Non
     [
         ("raise `ctx_size`", "raise --ctx-size"),
         ("`n_parallel=4` waits", "--parallel 4 waits"),
-        ("`lookup=True` or `draft=None`", "--lookup or --no-draft"),
+        ("`lookup=True` or `draft=None`", "lookup = true in a --config file or --no-draft"),
         ('`draft="self"` makes', "--model-draft self makes"),
         ("`edgespec serve` and `chat`", "`edgespec serve` and `chat`"),
     ],

@@ -13,6 +13,7 @@ from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
 from edgespec.cli.flags.checked_values import template_from
 from edgespec.cli.interrupts import Interrupts
+from edgespec.cli.invocation import server_settings
 from edgespec.cli.model_list import PARALLEL, is_one
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files.line_log import LineLog
@@ -62,12 +63,9 @@ def add_to(parser: ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", help="file of answers, which grows; - is stdout")
     groups.add_models(parser, several=True)
     groups.add_memory(parser)
-    groups.add_context(parser)
     groups.add_parallel(parser, PARALLEL)
-    groups.add_prompt_cache(parser)
-    groups.add_speculation(parser)
+    groups.add_texts(parser)
     groups.add_chat_template(parser)
-    groups.add(parser.add_argument_group("requests"), groups.BodyLimit)
     groups.flag(parser, "--quiet", "print no notes or progress")
 
 
@@ -81,7 +79,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     from edgespec.cli.batch_runs import BatchFiles, runs_of_one, runs_of_several
 
     template = template_from(args)
-    body_bytes = groups.given(args, groups.BodyLimit).max_body
+    body_bytes = server_settings(args).max_body
     console = Console(quiet="quiet" in args)
     counts = BatchCounts()
     with ExitStack() as stack:

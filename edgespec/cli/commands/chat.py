@@ -48,7 +48,7 @@ examples:
   echo 'What is a token tree?' | edgespec chat -m big.gguf
 
 Enter sends, Alt+Enter starts a new line, Ctrl-C stops an answer, Ctrl-D ends.
-Commands, also in a pipe with --commands:
+Commands:
   /system [TEXT]  set or remove the system message, in a new conversation
   /reset          start a new conversation
   /save FILE      save the conversation as JSON
@@ -64,16 +64,12 @@ def add_to(parser: ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     groups.add_models(parser)
     groups.add_memory(parser)
-    groups.add_context(parser)
     groups.add_sampling(parser, chats=True)
-    groups.add_speculation(parser)
     groups.add_grammar(parser)
-    groups.add_prompt_cache(parser)
+    groups.add_texts(parser)
     groups.add_chat_template(parser)
     group = parser.add_argument_group("conversation")
     groups.flag(group, "--system TEXT", "system message")
-    groups.flag(group, "--load FILE", "continue a saved conversation")
-    groups.flag(group, "--commands", "obey commands such as /save in a pipe, too")
     groups.flag(group, "--quiet", "print no notes or progress")
 
 
@@ -83,7 +79,7 @@ NO_LIMIT = "-1"
 GOING_ON = "/reset starts a new conversation, --context-shift goes on"
 """Advice where a conversation has filled the context."""
 
-NAMES_A_MODEL = frozenset(("model", "hf_repo", "config", "chat_template", "chat_template_file"))
+NAMES_A_MODEL = frozenset(("model", "hf_repo", "config", "chat_template"))
 """Flags that choose a model; a template without a model is for the embedded pair."""
 
 
@@ -106,12 +102,9 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     is_terminal = chat_input.is_terminal(sys.stdin)
     messages = chat_input.lines(_history(console) if is_terminal else None)
     dialogue = Dialogue(getattr(args, "system", None))
-    if "load" in args:
-        dialogue.load(Path(args.load))
     with command.opened(console, template) as loaded:
         loaded.chat_prompt([{"role": "user", "content": "Hello"}])  # refused now, or never
-        obeys = is_terminal or "commands" in args
-        chat = Chat(loaded, dialogue, command.generate, grammar, console, obeys)
+        chat = Chat(loaded, dialogue, command.generate, grammar, console, obeys=is_terminal)
         with ExitStack() as stack:
             if is_terminal:
                 console.note(

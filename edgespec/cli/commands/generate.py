@@ -8,7 +8,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgespec.cli.commands.generation_report import generation_report
 from edgespec.cli.console import STDOUT, Console, report_failure, write_json
@@ -16,7 +16,7 @@ from edgespec.cli.flags import groups
 from edgespec.cli.flags.checked_values import check_output, grammar_from
 from edgespec.cli.interrupts import INTERRUPTED, Interrupts
 from edgespec.cli.invocation import read_prompt, settings_from
-from edgespec.errors import Cancelled, EdgespecError, UsageError
+from edgespec.errors import Cancelled, EdgespecError
 from edgespec.extras import installed_version
 from edgespec.reports import Row
 from edgespec.tracing.spans import OFF, Trace
@@ -45,11 +45,9 @@ def add_to(parser: ArgumentParser) -> None:
     groups.flag(prompt, "-f --file FILE", "read the prompt from a UTF-8 file")
     groups.add_models(parser)
     groups.add_memory(parser)
-    groups.add_context(parser)
     groups.add_sampling(parser)
     groups.add_grammar(parser)
-    groups.add_prompt_cache(parser)
-    groups.add_speculation(parser)
+    groups.add_texts(parser)
     output = parser.add_argument_group("output")
     groups.flag(
         output,
@@ -64,11 +62,6 @@ def add_to(parser: ArgumentParser) -> None:
         "--trace FILE",
         "record where time and memory go, for ui.perfetto.dev or chrome://tracing",
     )
-    output.add_argument(
-        "--color",
-        choices=("auto", "always", "never"),
-        help="show guessed tokens in green (default: auto, which is in a terminal)",
-    )
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
@@ -82,7 +75,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     as_json = json_file == STDOUT
     if json_file and not as_json:
         check_output(Path(json_file))
-    console = Console(color=_color(args, as_json), quiet="quiet" in args)
+    console = Console(color="never" if as_json else "auto", quiet="quiet" in args)
     seed = secrets.randbits(32) if settings.seed is None else settings.seed
     with _trace(args) as trace, command.opened(console, trace=trace) as running:
         events = running.stream(
@@ -168,9 +161,3 @@ def _trace(args: argparse.Namespace) -> Trace:
     from edgespec.tracing.trace_file import open_trace
 
     return open_trace(args.trace)
-
-
-def _color(args: argparse.Namespace, as_json: bool) -> Any:
-    if as_json and getattr(args, "color", "auto") == "always":
-        raise UsageError("--color always cannot apply to --json: leave one of them out")
-    return getattr(args, "color", "auto")

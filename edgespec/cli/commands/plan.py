@@ -11,14 +11,13 @@ from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import settings_from
-from edgespec.errors import UsageError
 from edgespec.settings.config import GenerateSettings
 
 _EXAMPLES = """\
 examples:
   edgespec plan -m big.gguf -md small.gguf --memory-budget 4GiB
   edgespec plan -m big.gguf --memory-budget 2G -c 8192 --read-limit 300M --json
-  edgespec plan --what-if 8B-Q4_K_M --memory 4GiB --disk 2GB/s
+  edgespec plan --what-if 8B-Q4_K_M --memory-budget 2.5GiB --read-limit 2G
       predict a model that is not at hand, on a machine that is not
 
 A budget that is too small ends with exit code 4 and the smallest budget that works."""
@@ -31,8 +30,7 @@ def add_to(parser: ArgumentParser) -> None:
     groups.add_memory(parser)
     groups.add_parallel(parser)
     guesses = parser.add_argument_group("draft")
-    groups.add(guesses, GenerateSettings, "draft_max", "lookup")
-    groups.add_no_lookup(guesses)
+    groups.add(guesses, GenerateSettings, "draft_max")
     what_if.add_to(parser)
     groups.add_output(parser)
 
@@ -41,9 +39,6 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Plan and report."""
     if "what_if" in args:
         return what_if.run(args)
-    for name, other in (("memory", "memory_budget"), ("disk", "read_limit")):
-        if name in args:
-            raise UsageError(f"--{name} is for --what-if; a plan of files takes `{other}`")
     command = settings_from(args)
     from edgespec.paging import disk_speed
     from edgespec.session import session

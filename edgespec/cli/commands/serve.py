@@ -12,23 +12,20 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import BeforeValidator, Field
+from typing import TYPE_CHECKING, Any
 
 from edgespec import extras
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
-from edgespec.cli.flags.checked_values import read_text, template_from, text_or_file
+from edgespec.cli.flags.checked_values import read_text, template_from
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import CommandSettings, settings_from
+from edgespec.cli.invocation import CommandSettings, server_settings, settings_from
 from edgespec.cli.model_list import PARALLEL, ModelList, for_requests, is_one
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory import process, room
 from edgespec.server.access_log import AccessLog, AnsweredRequest
-from edgespec.settings.base import Flag, Settings
-from edgespec.settings.config import INT32_MAX, Count, GenerateSettings, LoadSettings, Sampling
-from edgespec.settings.parsing import MAX_PORT, budget
+from edgespec.settings.config import GenerateSettings, Sampling
+from edgespec.settings.server_settings import ServerSettings
 from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
@@ -40,7 +37,6 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "EDGESPEC_API_KEY"
 MAX_KEY_BYTES = 64 << 10
-DAY_S = 24 * 3600
 IMPORTED_BYTES = 16 << 20
 """Memory that importing the server takes."""
 
@@ -63,62 +59,17 @@ request leaves out are those of the flags, otherwise those that the model's make
 otherwise llama.cpp's: temperature 0.8, top_k 40, top_p 0.95 and min_p 0.05."""
 
 
-class ServeSettings(Settings):
-    """Settings of a server, beside those of its models and answers."""
-
-    host: Annotated[str, Flag(metavar="ADDRESS")] = "127.0.0.1"
-    """Address to listen on."""
-    port: Annotated[int, Flag(metavar="N"), Field(ge=0, le=MAX_PORT)] = 8080
-    """Port; 0 takes a free one."""
-    api_key: Annotated[str | None, Flag(metavar="KEY")] = None
-    """Key that clients must send; other users can see flags, so prefer --api-key-file or the
-    environment variable EDGESPEC_API_KEY."""
-    api_key_file: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """The same, from a file; several keys, one a line, are for clients whose texts stay apart."""
-    admin_key_file: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """File of keys, one a line, of those who may also change the budget. Default: everybody where
-    no key is needed, otherwise nobody."""
-    max_budget: Annotated[int | str | None, Flag(metavar="SIZE"), BeforeValidator(budget)] = None
-    """Largest memory budget that clients may set. Default: that of the start."""
-    allowed_host: Annotated[tuple[str, ...], Flag(metavar="NAME")] = ()
-    """Host name that requests may use besides the address; may be given several times."""
-    allowed_origin: Annotated[tuple[str, ...], Flag(metavar="ORIGIN")] = ()
-    """Origin of web pages that may ask from a browser (CORS), such as http://localhost:3000, or *
-    for any; may be given several times."""
-    alias: Annotated[str | None, Flag(metavar="NAME")] = None
-    """Name of the model in answers."""
-    queue: Annotated[Count, Flag(metavar="N")] = 32
-    """Requests that may wait; more are refused with status 503."""
-    max_prompt: Annotated[Count | None, Flag(metavar="N")] = None
-    """Most tokens of a prompt. Default: the context."""
-    reasoning_budget: Annotated[int, Flag(metavar="N"), Field(ge=-1, le=INT32_MAX)] = -1
-    """Most tokens of a model's reasoning, which is then ended as its template ends it, unless a
-    request names another number; 0: none. Default: -1, no limit."""
-    time_limit: Annotated[float | None, Flag(metavar="SECONDS"), Field(ge=0, le=DAY_S)] = None
-    """Most seconds of an answer from its turn on, after which it ends as if its tokens were used
-    up. Default: no limit."""
-    drain: Annotated[float, Flag(metavar="SECONDS"), Field(ge=0, le=DAY_S)] = 30
-    """Seconds that requests under way have after Ctrl-C or SIGTERM; a second one ends them at
-    once."""
-
-
 def add_to(parser: ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     groups.add_models(parser, several=True)
     groups.add_memory(parser)
-    groups.add_context(parser)
     groups.add_parallel(parser, PARALLEL)
     groups.add_sampling(parser, serves=True)
-    groups.add_speculation(parser)
-    groups.add_prompt_cache(parser)
+    groups.add_texts(parser)
     groups.add_chat_template(parser)
     group = parser.add_argument_group("server")
-    groups.add(group, ServeSettings)
-    groups.add(group, groups.BodyLimit)
-    groups.add(group, LoadSettings, "adjustable_budget")
-    output = parser.add_argument_group("output")
-    groups.flag(output, "--log-json", "log each request as a JSON object on one line")
-    groups.flag(output, "--quiet", "print no notes, progress or requests")
+    groups.add(group, ServerSettings)
+    groups.flag(group, "--quiet", "print no notes, progress or requests")
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
@@ -127,19 +78,20 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     with extras.needed("serve", "serving needs starlette and uvicorn"):
         from edgespec.server import lifetime, serving  # first, so that their memory is planned
 
-    told = groups.given(args, ServeSettings)
-    guard = _guard(args)
+    told = server_settings(args)
+    guard = _guard(told)
     template = template_from(args)
     reasoning = None if told.reasoning_budget == -1 else told.reasoning_budget
     console = Console(quiet="quiet" in args)
-    log = RequestLog(console, is_json="log_json" in args, quiet="quiet" in args)
+    log = RequestLog(console, is_json=told.log_json, quiet="quiet" in args)
     with ExitStack() as stack:
         listener = stack.enter_context(_listening(guard.host, told.port))
         args.keeps_one_text_fast = True
         args.body_bytes = guard.max_body_bytes or 0
         limits = lifetime.CLIENT_LIMITS
         with lifetime.answered_while_loading(listener, guard, log, limits, lambda: console.doing):
-            opened = (_one if is_one(args) else _several)(args, console, template, stack)
+            begin = _one if is_one(args) else _several
+            opened = begin(args, console, template, stack, told.alias)
             server = lifetime.Server(
                 guard=replace(guard, max_body_bytes=opened.body_bytes or guard.max_body_bytes),
                 **opened.options,
@@ -186,10 +138,14 @@ class _Opened:
 
 
 def _one(
-    args: argparse.Namespace, console: Console, template: str | None, stack: ExitStack
+    args: argparse.Namespace,
+    console: Console,
+    template: str | None,
+    stack: ExitStack,
+    alias: str | None,
 ) -> _Opened:
     """A single model."""
-    name = _name(args)
+    name = alias or _name(args)
     settings = for_requests(settings_from(args, n_parallel=PARALLEL), args.body_bytes)
     loaded = stack.enter_context(settings.opened(console, template))
     loaded.warn_with(Teller(console))
@@ -199,9 +155,16 @@ def _one(
 
 
 def _several(
-    args: argparse.Namespace, console: Console, template: str | None, stack: ExitStack
+    args: argparse.Namespace,
+    console: Console,
+    template: str | None,
+    stack: ExitStack,
+    alias: str | None,
 ) -> _Opened:
-    """Several models, with the first one loaded that has been named."""
+    """Several models, with the first one loaded that has been named. Raises UsageError for an alias
+    of one."""
+    if alias:
+        raise UsageError("`alias` names one model, and there are several: leave it out")
     known = ModelList(args, console, template, n_parallel=PARALLEL)
     load = loader(known, Teller(console))
     options: dict[str, Any] = {
@@ -249,8 +212,6 @@ def loader(
 
 def _name(args: argparse.Namespace) -> str | None:
     """The model's name as it was typed; None for the pair that comes with edgespec."""
-    if "alias" in args:
-        return str(args.alias)
     if "hf_repo" in args:
         return str(args.hf_repo)
     typed = getattr(args, "model", None)
@@ -269,27 +230,20 @@ def _max_tokens(settings: GenerateSettings) -> int | None:
     return settings.limit if "max_tokens" in settings.model_fields_set else None
 
 
-def _guard(args: argparse.Namespace) -> Guard:
+def _guard(told: ServerSettings) -> Guard:
     from edgespec.server.guarding import Guard
 
-    told = groups.given(args, ServeSettings)
+    key, admins = told.api_key_file, told.admin_key_file
     return Guard(
         told.host,
-        _key(args),
+        read_text("--api-key-file", key, MAX_KEY_BYTES).strip()
+        if key
+        else os.environ.get(KEY_VARIABLE) or None,
         frozenset(name.lower() for name in told.allowed_host),
-        groups.given(args, groups.BodyLimit).max_body,
+        told.max_body,
         frozenset(origin.lower().rstrip("/") for origin in told.allowed_origin),
-        None
-        if told.admin_key_file is None
-        else read_text("--admin-key-file", told.admin_key_file, MAX_KEY_BYTES),
+        read_text("admin-key-file", admins, MAX_KEY_BYTES) if admins else None,
     )
-
-
-def _key(args: argparse.Namespace) -> str | None:
-    key = text_or_file(args, "api_key", MAX_KEY_BYTES)
-    if key is None:
-        return os.environ.get(KEY_VARIABLE) or None
-    return key.strip() if "api_key_file" in args else key
 
 
 @contextmanager

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 from argparse import ArgumentParser
-from typing import Annotated
-
-from pydantic import BeforeValidator, Field
 
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
@@ -16,74 +13,47 @@ from edgespec.errors import UsageError
 from edgespec.memory import process
 from edgespec.paging.disk_speed import USUAL_BYTES_PER_S
 from edgespec.reports import Column, Report, Row, Table
-from edgespec.settings.base import Flag, Settings, spell
-from edgespec.settings.config import Threads
-from edgespec.settings.parsing import rate
-from edgespec.settings.units import format_rate, format_size, parse_size
+from edgespec.settings.base import spell
+from edgespec.settings.config import LoadSettings
+from edgespec.settings.units import format_rate, format_size
 
 CTX_SIZE, N_THREADS = 4096, 4
-SPELLINGS = {"draft": "-md", "model": "-m"}
-_USED = frozenset(("memory", "memory_budget", "ctx_size", "threads", "disk", "json", "what_if"))
-
-
-class WhatIfSettings(Settings):
-    """Settings of an imagined run, beside its model and memory."""
-
-    disk: Annotated[int, Flag(metavar="RATE"), BeforeValidator(rate)] = USUAL_BYTES_PER_S
-    """Disk speed of that machine, in bytes per second like 300M. Default: 2 GB/s."""
-    ctx_size: Annotated[int, Field(ge=0, le=1 << 24)] = 0
-    threads: Threads = N_THREADS
+_USED = frozenset(("memory_budget", "ctx_size", "threads", "read_limit", "json", "what_if"))
 
 
 def add_to(parser: ArgumentParser) -> None:
-    """Flags of a plan without a file."""
-    group = parser.add_argument_group("without a file")
+    """The flag of a plan without a file."""
     groups.flag(
-        group,
+        parser.add_argument_group("without a file"),
         "--what-if MODEL",
         "a model by its parameters and kind of file, like 8B-Q4_K_M, for a mixture with those of "
-        "a token, like 35B-A3B-Q4_K_M; --memory-budget, "
-        f"-c ({CTX_SIZE}), -t ({N_THREADS}) and these apply, other flags do not",
+        "a token, like 35B-A3B-Q4_K_M; --memory-budget (what a system with a browser leaves of "
+        f"this machine), --read-limit (a disk's speed, {format_rate(USUAL_BYTES_PER_S)}), -c "
+        f"({CTX_SIZE}) and -t ({N_THREADS}) apply, other flags do not",
     )
-    groups.flag(
-        group,
-        "--memory SIZE",
-        "memory of that machine, a part of which its system keeps (default: this machine's)",
-    )
-    groups.add(group, WhatIfSettings, "disk")
 
 
 def run(args: argparse.Namespace) -> int:
     """Predict and report."""
     given = set(vars(args)) - _USED - {"command"}
     if given:
-        flag = min(SPELLINGS.get(name, spell(name)) for name in given)
+        flag = min(spell(name) for name in given)
         raise UsageError(f"--what-if: {flag} has no meaning without a file; leave it out")
-    budget_bytes, source = _budget(args)
-    told = groups.given(args, WhatIfSettings)
+    told = groups.given(args, LoadSettings, model="none")
+    budget = told.memory_budget
+    source = "as given"
+    if budget == "auto":
+        budget = imagined_models.usual_budget(process.total_bytes())
+        source = "what a system with a browser leaves of this machine's memory"
     found = imagined_models.what_if(
         args.what_if,
-        budget_bytes,
-        told.disk,
+        process.resolve_budget(budget),
+        told.read_limit or USUAL_BYTES_PER_S,
         told.ctx_size or CTX_SIZE,
-        told.threads,
+        told.threads or N_THREADS,
     )
     Console().result(args, _report(found, source))
     return 0
-
-
-def _budget(args: argparse.Namespace) -> tuple[int, str]:
-    """Bytes of the budget, and where they come from."""
-    if "memory_budget" in args:
-        if "memory" in args:
-            raise UsageError("--memory and --memory-budget: give one of them")
-        return parse_size(args.memory_budget, process.total_bytes()), "as given"
-    if "memory" in args:
-        memory_bytes, whose = parse_size(args.memory, named="--memory"), "memory"
-    else:
-        memory_bytes, whose = process.total_bytes(), "this machine's memory"
-    left = f"what a system with a browser leaves of {format_size(memory_bytes)} of {whose}"
-    return imagined_models.usual_budget(memory_bytes), left
 
 
 def _report(found: WhatIf, source: str) -> Report:

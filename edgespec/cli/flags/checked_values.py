@@ -23,16 +23,13 @@ def read_text(flag: str, path: Path, max_bytes: int) -> str:
         return read_regular(path, max_bytes).decode("utf-8-sig")
 
 
-def text_or_file(args: argparse.Namespace, name: str, max_bytes: int) -> str | None:
-    """The value of the flag `name`, or the text of the file that its twin with `-file` names; None
-    without either. Raises UsageError."""
-    flag, file = spell(name), spell(f"{name}_file")
-    if f"{name}_file" not in args:
-        value: str | None = getattr(args, name, None)
+def text_of(args: argparse.Namespace, name: str, max_bytes: int) -> str | None:
+    """The value of the flag `name`, or the text of the file that it names with @; None without the
+    flag. Raises UsageError."""
+    value: str | None = getattr(args, name, None)
+    if value is None or not value.startswith("@"):
         return value
-    if name in args:
-        raise UsageError(f"give either {flag} or {file}, not both")
-    return read_text(file, Path(getattr(args, f"{name}_file")), max_bytes)
+    return read_text(spell(name), Path(value[1:]), max_bytes)
 
 
 def check_output(path: Path) -> None:
@@ -53,23 +50,19 @@ def template_from(args: argparse.Namespace) -> str | None:
     prompts.check_installed()
     from edgespec.chat import template  # noqa: F401 - here, so that its memory is planned
 
-    return text_or_file(args, "chat_template", MAX_TEMPLATE_BYTES)
+    return text_of(args, "chat_template", MAX_TEMPLATE_BYTES)
 
 
 def grammar_from(args: argparse.Namespace) -> Grammar | None:
     """The chosen grammar. Raises UsageError and GrammarError."""
     from edgespec.grammar import specification
 
-    makers = {
-        "json_schema": specification.json_schema,
-        "grammar": specification.lark_grammar,
-        "regex": specification.regular_expression,
-    }
-    names = sorted(name for name in vars(args) if name.removesuffix("_file") in makers)
+    names = [name for name in ("grammar", "json_schema") if name in args]
     if not names:
         return None
     specification.check_installed()
     if len(names) > 1:
-        raise UsageError(f"give either {spell(names[0])} or {spell(names[1])}, not both")
-    name = names[0].removesuffix("_file")
-    return makers[name](text_or_file(args, name, 4 * specification.MAX_CHARACTERS) or "")
+        raise UsageError("give either --grammar or --json-schema, not both")
+    text = text_of(args, names[0], 4 * specification.MAX_CHARACTERS) or ""
+    is_grammar = names[0] == "grammar"
+    return specification.lark_grammar(text) if is_grammar else specification.json_schema(text)

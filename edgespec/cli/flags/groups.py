@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Mapping
+from textwrap import wrap
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar, get_origin
-
-from pydantic import BeforeValidator
+from typing import Any, TypeVar, get_origin
 
 from edgespec.chat.chat_sampling import DEFAULTS as CHAT_DEFAULTS
-from edgespec.settings.base import Flag, Settings, in_flags, spell
+from edgespec.settings.base import Settings, in_flags, key_of, spell
 from edgespec.settings.config import (
     ContextEnd,
     GenerateSettings,
@@ -20,11 +19,12 @@ from edgespec.settings.config import (
 )
 from edgespec.settings.options import declared
 from edgespec.settings.rule_names import RuleName
-from edgespec.settings.units import parse_size
+from edgespec.settings.server_settings import ServerSettings
 
 S = TypeVar("S", bound=Settings)
 
 HUB_NAME = "USER/REPO[:QUANT]"
+OR_FILE = "@FILE reads it from a file"
 NO_DEFAULTS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -86,18 +86,18 @@ def add_models(parser: ArgumentParser, several: bool = False, several_drafts: bo
 def add_memory(parser: ArgumentParser) -> None:
     """Flags for memory, context and threads, and those that runtimes declare."""
     group = parser.add_argument_group("memory and speed")
-    add(group, LoadSettings, "memory_budget", "ctx_size", "batch_size", "ctx_size_draft")
-    add(group, LoadSettings, "threads", "threads_draft", "read_limit")
-    add(group, LoadSettings, "gpu_memory_budget")
+    add(group, LoadSettings, "memory_budget", "ctx_size", "batch_size", "threads", "read_limit")
     for options in declared().values():
-        group = parser.add_argument_group(f"for {options.kind}")
-        add(group, options)
+        if any(options.flags()):
+            add(parser.add_argument_group(f"for {options.kind}"), options)
 
 
-def add_context(parser: ArgumentParser) -> None:
-    """Flags for texts that exceed the context."""
-    group = parser.add_argument_group("at the context's end")
+def add_texts(parser: ArgumentParser) -> None:
+    """Flags of commands that write texts: the context's end, kept prompts, and guesses."""
+    group = parser.add_argument_group("texts")
     add(group, ContextEnd)
+    add(group, LoadSettings, "prompt_cache")
+    add(group, Speculation)
 
 
 def add_parallel(parser: ArgumentParser, default: str = "1") -> None:
@@ -115,47 +115,25 @@ def add_sampling(parser: ArgumentParser, chats: bool = False, serves: bool = Fal
     defaults = recommended | {"max_tokens": "-1"} if chats or serves else {}
     limits = parser.add_argument_group("limits of answers") if serves else group
     add(limits, GenerateSettings, "max_tokens", defaults=defaults)
-    add(group, GenerateSettings, *Sampling.model_fields, "seed", defaults=defaults)
-    if not serves:
-        add(group, GenerateSettings, "stop")
-
-
-def add_speculation(parser: ArgumentParser) -> None:
-    group = parser.add_argument_group("speculation (changes no text, but for --acceptance)")
-    add(group, Speculation)
-    add_no_lookup(group)
+    add(group, Sampling, defaults=defaults)
+    add(group, GenerateSettings, "seed", *(() if serves else ("stop",)), defaults=defaults)
 
 
 def add_grammar(parser: ArgumentParser) -> None:
-    """Flags that constrain the text by a JSON schema, a grammar or a regular expression."""
+    """Flags that constrain the text by a JSON schema or a grammar."""
     group = parser.add_argument_group("structured output")
-    flag(group, "--json-schema JSON", "write JSON that fits this schema; {} is any JSON value")
-    flag(group, "--json-schema-file FILE", "the same, from a file")
-    flag(group, "--grammar TEXT", "write text of this Lark grammar, in llguidance's dialect")
-    flag(group, "--grammar-file FILE", "the same, from a file")
-    flag(group, "--regex TEXT", "write text that matches this regular expression as a whole")
-
-
-def add_prompt_cache(parser: ArgumentParser) -> None:
-    group = parser.add_argument_group("prompt cache")
-    add(group, LoadSettings, "prompt_cache", "prompt_cache_size")
+    flag(group, "--json-schema JSON", f"write JSON that fits this schema; {{}} is any; {OR_FILE}")
+    flag(group, "--grammar TEXT", f"write text of this Lark grammar of llguidance's; {OR_FILE}")
 
 
 def add_chat_template(parser: ArgumentParser) -> None:
-    """Flags that choose a chat template instead of the model's own, spelled as in llama.cpp."""
-    group = parser.add_argument_group("chat template")
+    """The flag that chooses a chat template instead of the model's own."""
     flag(
-        group,
+        parser.add_argument_group("chat template"),
         "--chat-template TEXT",
         "Jinja or, for GGUF models, a name that llama.cpp knows (chatml, llama3, ...), instead "
-        "of the model's own template",
+        f"of the model's own template; {OR_FILE}",
     )
-    flag(group, "--chat-template-file FILE", "the same, from a UTF-8 file")
-
-
-def add_no_lookup(group: _ArgumentGroup) -> None:
-    """The flag that leaves guessing to a draft model."""
-    flag(group, "--no-lookup", "only a draft model guesses", action="store_false", dest="lookup")
 
 
 def add(
@@ -197,6 +175,24 @@ def _described(settings: type[Settings], name: str, default: str | None) -> str:
     return f"{text} (default: {usual})" if usual else text
 
 
+def keys_of_files() -> str:
+    """The settings that have no flag: what a --config file may say besides flags' names."""
+    kinds: tuple[type[Settings], ...] = (
+        LoadSettings,
+        GenerateSettings,
+        ServerSettings,
+        *declared().values(),
+    )
+    lines = ["", "keys of a --config file besides the flags' names:"]
+    for kind in kinds:
+        flags = {*dict(kind.flags()), "model", "draft", "no_draft", "options"}
+        for name, field in kind.model_fields.items():
+            if name not in flags and field.repr:
+                text = f"{key_of(name)}: {in_flags(_described(kind, name, None))}"
+                lines += wrap(text, 78, initial_indent="  ", subsequent_indent="      ")
+    return "\n".join(lines) + "\n"
+
+
 def add_output(parser: ArgumentParser) -> _ArgumentGroup:
     group = parser.add_argument_group("output")
     flag(group, "--json", "print one JSON object on stdout")
@@ -213,15 +209,3 @@ def given(args: Namespace, settings: type[S], **more: object) -> S:
     """Settings of a command, from the flags that were given and `more`. Raises UsageError."""
     flags = {name: value for name, value in vars(args).items() if name in settings.known()}
     return settings.model_validate(flags | more)
-
-
-def _body_size(value: str) -> int:
-    return parse_size(value, named="--max-body")
-
-
-class BodyLimit(Settings):
-    """The limit of requests of `serve` and `batch`."""
-
-    max_body: Annotated[int | None, Flag(metavar="SIZE"), BeforeValidator(_body_size)] = None
-    """Largest request body; the plan keeps memory for it. Default: 64 KiB and 16 bytes for each
-    token of the context."""

@@ -17,7 +17,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgespec import extras
-from edgespec.cli.flags.help_text import HelpFormatter
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,6 +41,13 @@ IMPORTED_BYTES = 13 << 20
 """Memory that importing a command takes."""
 ALL = "*"
 """Stands for all commands."""
+EVERYDAY = {
+    *("model", "draft", "hf_repo", "no_draft", "memory_budget", "ctx_size", "threads", "config"),
+    *("n_gpu_layers", "prompt", "file", "max_tokens", "temperature", "seed", "system"),
+    *("json_schema", "host", "port", "api_key_file", "n_parallel", "what_if", "out", "json"),
+}
+"""Flags that `--help` shows of commands with more than MANY."""
+MANY = 20
 
 _EXAMPLES = """\
 examples:
@@ -98,13 +104,44 @@ _MAY_BE_EMPTY = frozenset({"prompt", "system", "stop"})
 """Arguments whose empty value means nothing, or is refused with better advice elsewhere."""
 
 
+class _Help(argparse.Action):
+    """Shows the flags of every day, or with --help-all all flags and the keys of files."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **more: Any) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **more)
+
+    def __call__(self, parser: argparse.ArgumentParser, args: Any, *others: Any) -> NoReturn:
+        rare = [one for one in parser._actions if one.option_strings and one.dest not in _SHOWN]
+        texts = [one.help for one in rare]
+        is_short = "--help" in self.option_strings and len(parser._actions) > MANY
+        for one in rare if is_short else ():
+            one.help = argparse.SUPPRESS
+        parser.print_help()
+        for one, text in zip(rare, texts, strict=True):
+            one.help = text
+        if is_short:
+            parser._print_message(f"\n{parser.prog} --help-all shows {len(rare)} more flags\n")
+        elif "--help-all" in self.option_strings:
+            from edgespec.cli.flags.groups import keys_of_files  # with pydantic
+
+            parser._print_message(keys_of_files())
+        parser.exit()
+
+
+_SHOWN = EVERYDAY | {argparse.SUPPRESS}
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that raises UsageError instead of printing its usage."""
 
     def __init__(self, **kwargs: Any) -> None:
-        kwargs.setdefault("formatter_class", HelpFormatter)
-        super().__init__(allow_abbrev=False, argument_default=argparse.SUPPRESS, **kwargs)
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(
+            allow_abbrev=False, argument_default=argparse.SUPPRESS, add_help=False, **kwargs
+        )
         self._negative_number_matcher = _NEGATIVE_NUMBER
+        self.add_argument("-h", "--help", action=_Help, help="show the usual flags and exit")
+        self.add_argument("--help-all", action=_Help, help="show all flags, and keys of files")
 
     def error(self, message: str) -> NoReturn:
         if message.endswith("expected one argument"):

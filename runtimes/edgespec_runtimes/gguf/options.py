@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from edgespec.errors import UsageError
 from edgespec.settings.config import Count
-from edgespec.settings.options import Flag, RuntimeOptions
+from edgespec.settings.options import Flag, Role, RuntimeOptions
 
 if TYPE_CHECKING:
     from edgespec.settings.config import LoadSettings
@@ -39,6 +39,10 @@ class GgufOptions(RuntimeOptions):
     """Options of llama.cpp's computation."""
 
     kind: ClassVar[str] = "a GGUF model"
+    roles: ClassVar[Mapping[str, Role]] = {
+        **dict.fromkeys(("n_gpu_layers", "equal_passes", "rpc"), "target"),
+        "n_gpu_layers_draft": "draft",
+    }
 
     cache_type_k: Annotated[
         CacheType, Flag(f"type of the K cache: {_CACHE_TYPES} (default: f16)", "TYPE", "-ctk")
@@ -46,23 +50,13 @@ class GgufOptions(RuntimeOptions):
     cache_type_v: Annotated[
         CacheType, Flag(f"type of the V cache: {_CACHE_TYPES} (default: f16)", "TYPE", "-ctv")
     ] = "f16"
-    flash_attn: Annotated[
-        Literal["auto", "on", "off"],
-        Flag("flash attention (default: auto)", "{auto,on,off}", "-fa"),
-    ] = "auto"
-    n_gpu_layers: Annotated[Count, Flag(f"layers of the target {_GPU}", "N", "-ngl", "target")] = 0
-    n_gpu_layers_draft: Annotated[
-        Count, Flag(f"layers of the draft {_GPU}", "N", "-ngld", "draft")
-    ] = 0
-    equal_passes: Annotated[
-        bool,
-        Flag(
-            "all passes over a target with layers on a GPU have the same number of rows, by which "
-            "a GPU rounds: no draft and no earlier text changes a text, and passes take longer",
-            role="target",
-        ),
-    ] = False
-
+    flash_attn: Literal["auto", "on", "off"] = "auto"
+    """Flash attention."""
+    n_gpu_layers: Annotated[Count, Flag(f"layers of the target {_GPU}", "N", "-ngl")] = 0
+    n_gpu_layers_draft: Annotated[Count, Flag(f"layers of the draft {_GPU}", "N", "-ngld")] = 0
+    equal_passes: bool = False
+    """All passes over a target with layers on a GPU have the same number of rows, by which a GPU
+    rounds: no draft and no earlier text changes a text, and passes take longer."""
     rpc: Annotated[
         str,
         BeforeValidator(_servers),
@@ -70,8 +64,6 @@ class GgufOptions(RuntimeOptions):
             "llama.cpp's RPC servers, which hold as many layers of the target as they have memory "
             "for (-ngl: at most so many); see `edgespec rpc-server`",
             "HOST:PORT[,HOST:PORT]",
-            None,
-            "target",
         ),
     ] = ""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field
 
 from edgespec.errors import UsageError
-from edgespec.settings.options import Flag, RuntimeOptions
+from edgespec.settings.options import Flag, Role, RuntimeOptions
 
 if TYPE_CHECKING:
     from edgespec.settings.config import LoadSettings
@@ -19,6 +20,7 @@ class OnnxOptions(RuntimeOptions):
     """Options for computing with onnxruntime."""
 
     kind: ClassVar[str] = "an ONNX model"
+    roles: ClassVar[Mapping[str, Role]] = {"accuracy_level": "target"}
 
     provider: Annotated[
         Provider,
@@ -29,16 +31,9 @@ class OnnxOptions(RuntimeOptions):
         ),
     ] = "auto"
 
-    accuracy_level: Annotated[
-        Annotated[int, Field(ge=0, le=4)] | None,
-        Flag(
-            "of the target's 4-bit products (MatMulNBits): 1 computes with floats, 4 rounds "
-            "activations to eight bits, which is faster (default: what the file says)",
-            "{0,1,2,3,4}",
-            None,
-            "target",
-        ),
-    ] = None
+    accuracy_level: Annotated[int, Field(ge=0, le=4)] | None = None
+    """Accuracy of the target's 4-bit products (MatMulNBits): 1 computes with floats, 4 rounds
+    activations to eight bits, which is faster. Default: what the file says."""
 
     def check(self, load: LoadSettings) -> None:
         if load.gpu_memory_budget is not None and self.provider == "cpu":
