@@ -43,7 +43,6 @@ NOT_FOR_A_TEXT = (
     *(
         "paging.expert_cache",
         "tracing.trace_file",
-        "tuning.successive_halving",
     ),
 )
 """Parts of `edgespec` that a plain text has no use for: each would count in every budget."""
