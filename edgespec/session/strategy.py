@@ -311,7 +311,10 @@ other texts, or of a longer context."""
 
 def is_as_fast(plan: MemoryPlan, other: MemoryPlan) -> bool:
     """True if a short text that is alone is about as fast under `plan` as under another one."""
-    if (plan.has_draft, plan.paged) != (other.has_draft, other.paged):
+    kind, other_kind = (
+        (one.paged, one.has_draft, one.max_nodes > one.n_parallel) for one in (plan, other)
+    )
+    if kind != other_kind:
         return False
     most = MOST_FOR_ROOM * other.least_bytes_per_pass
     return plan.batch_size >= other.batch_size and plan.least_bytes_per_pass <= most
