@@ -21,8 +21,7 @@ from edgespec.engine.text import Text
 from edgespec.errors import Cancelled
 from edgespec.pool import Pool
 from edgespec.ports import LanguageModel, PassPart
-from edgespec.rules.pacer import Pacer, most_probable
-from edgespec.rules.tree_limits import Limits
+from edgespec.rules.pacer import Limits, Pacer, most_probable
 from edgespec.tracing.spans import Trace, Track
 
 Logits = list[np.ndarray]

@@ -9,9 +9,8 @@ from pydantic import Field, model_validator
 
 from edgespec.errors import UsageError
 from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES, AcceptanceRule
-from edgespec.rules.pacer import PACERS, Pacer
+from edgespec.rules.pacer import PACERS, Limits, Pacer
 from edgespec.rules.stop_rules import STOP_RULES, StopRule
-from edgespec.rules.tree_limits import Limits
 from edgespec.settings.config import (
     USUAL_DRAFT_MAX,
     ContextEnd,

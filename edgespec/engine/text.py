@@ -22,8 +22,8 @@ from edgespec.pool import Pool, line
 from edgespec.ports import PassPart, Progress
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.acceptance_rules import AcceptanceRule
+from edgespec.rules.pacer import Limits
 from edgespec.rules.sampling import Sampler
-from edgespec.rules.tree_limits import Limits
 from edgespec.values import GenerationResult, PagingStats, PromptProgress, TokenEvent
 
 STEP = 256

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from edgespec.engine.settings import EngineSettings
-from edgespec.rules.pacer import most_probable
-from edgespec.rules.tree_limits import Limits
+from edgespec.rules.pacer import Limits, most_probable
 from engine_cases import N_VOCAB, generate
 from fake_model import FakeModel, random_language
 from one_tree import ROOT, OneTree

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.pool import Pool
-from edgespec.rules.pacer import PACERS, Guess, LLMCadPacer, Pacer, most_probable
-from edgespec.rules.tree_limits import Limits
+from edgespec.rules.pacer import PACERS, Guess, Limits, LLMCadPacer, Pacer, most_probable
 from one_tree import ROOT, OneTree
 from test_pool import pools
 
