@@ -334,6 +334,8 @@ class CompletionRequest(CommonRequest):
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     best_of: int | None = None
+    suffix: str | None = None
+    """Text behind the one that is written, for models that fill in the middle."""
 
     @model_validator(mode="after")
     def _check_choices(self) -> Self:

@@ -17,6 +17,7 @@ from edgespec.chat.prompts import ChatPrompt
 from edgespec.completions import answers, request_limits
 from edgespec.completions.answers import Envelope
 from edgespec.completions.clients import current_client
+from edgespec.completions.filling import FillingIn
 from edgespec.completions.reasoned import ReasonedAnswers, Wrap
 from edgespec.completions.request_grammars import grammar_of, grammar_of_chat
 from edgespec.completions.requests import (
@@ -121,6 +122,7 @@ class Completions:
         self._on_result = on_result
         self._n_at_once = n_at_once
         self._reasoned = ReasonedAnswers(session)
+        self.filling = FillingIn(session.encode)
         self._max_tokens = max_tokens
         self._fingerprint = fingerprint
         self._writes_ahead = writes_ahead
@@ -134,6 +136,17 @@ class Completions:
     def count_tokens(self, request: ChatRequest) -> int:
         """Number of tokens of a conversation's prompt. Raises UsageError and ModelError."""
         return len(self._prompt(request).tokens)
+
+    def rendered(self, request: ChatRequest) -> str:
+        """The text of a conversation's prompt. Raises UsageError and ModelError."""
+        return self._prompt(request).text
+
+    @cached_property
+    def template(self) -> str:
+        """Source of the chat template; empty if there is none that works."""
+        with suppress(EdgespecError):
+            return self._session.chat_prompt([{"role": "user", "content": "Hello"}]).template
+        return ""
 
     @cached_property
     def chat_refusal(self) -> str | None:
@@ -202,7 +215,7 @@ class Completions:
         if len(params) == 1:
             params = ["prompt"]
         prompts = [
-            self._encoded(prompt, param, request.echo)
+            self._encoded(prompt, param, request.echo, request.suffix)
             for prompt, param in zip(request.prompt, params, strict=True)
         ]
         grammar = grammar_of(request.response_format)
@@ -212,10 +225,17 @@ class Completions:
             self._delivery(request, "text_completion", "cmpl", grammar, kept_bytes),
         )
 
-    def _encoded(self, prompt: str | Sequence[int], param: str, has_echo: bool) -> _Prompt:
+    def _encoded(
+        self, prompt: str | Sequence[int], param: str, has_echo: bool, suffix: str | None
+    ) -> _Prompt:
         if isinstance(prompt, str):
             with _about(param):
-                tokens, echo = self._session.encode(prompt), prompt
+                tokens = (
+                    self.filling.prompt(prompt, suffix, param="suffix")
+                    if suffix
+                    else self._session.encode(prompt)
+                )
+            echo = prompt
         else:
             check_tokens(prompt, self._session.target.n_vocab, param)
             tokens = list(prompt)

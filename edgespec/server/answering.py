@@ -31,7 +31,7 @@ from edgespec.server.failures import Failures, detached, error_body
 from edgespec.server.hosting import ModelHost
 from edgespec.server.queueing import Queue, ServerFigures
 from edgespec.server.serving import Door, ServedText
-from edgespec.server.streaming import DONE, EventStream, event
+from edgespec.server.streaming import EventStream
 from edgespec.session.asynchronous import InThread, in_thread
 
 Preparation = tuple[Asked, Completion]
@@ -124,7 +124,7 @@ class Answers:
                         return JSONResponse(whole, headers=loading_time(wanted.model, is_ready))
             one.stack = rest = stack.pop_all()
         keep_closing = partial(self._keep_closing, request)
-        return EventStream(one.events(wanted.model), rest, keep_closing)
+        return EventStream(one.events(wanted.model), rest, keep_closing, door.has_events)
 
     def _keep_closing(self, request: Request, closing: asyncio.Future[None]) -> None:
         request.state.closing = closing
@@ -212,29 +212,30 @@ class _OneAnswer:
         try:
             if self.served is None:
                 async for comment in self._loading(model):
-                    yield comment
+                    if door.has_events:
+                        yield comment
             asked, completion = await self.begin()
             stream: InThread[Any] = InThread(asked.reply.stream(completion))
             running = await self.stack.enter_async_context(stream)
             async for chunk in _complete_chunks(running, completion):
                 for one in asked.reply.chunk(chunk, completion):
-                    yield event(one.content, one.name)
+                    yield door.event(one.content, one.name)
             for one in asked.reply.end(completion):
-                yield event(one.content, one.name)
+                yield door.event(one.content, one.name)
         except Exception as error:  # noqa: BLE001 - the status is sent, so the error is an event
             refusal = self._shared.failures.refusal_of(error, request)
             if asked is None:
                 name = "error" if door.names_events else None
-                yield event(error_body(door.path, refusal, request.state.request_id), name)
+                yield door.event(error_body(door.path, refusal, request.state.request_id), name)
             else:
                 for one in asked.reply.failed(refusal, request.state.request_id):
-                    yield event(one.content, one.name)
+                    yield door.event(one.content, one.name)
         except (asyncio.CancelledError, GeneratorExit):
             self._shared.figures.cancelled += 1
             request.state.is_gone = True
             raise
-        if not door.names_events:
-            yield DONE
+        if door.end:
+            yield door.end
 
     async def _loading(self, model: HostedModel) -> AsyncIterator[str]:
         """Comments of a stream until its model is in memory."""

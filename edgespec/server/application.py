@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Match, Route
 
+from edgespec import extras
 from edgespec.completions import tokenizing
 from edgespec.completions.decoding import decoded
 from edgespec.completions.embeddings import EmbeddingRequest, Embeddings
@@ -31,6 +32,7 @@ from edgespec.completions.protocols.request_parts import leaving_out
 from edgespec.completions.refusals import Refusal, overloaded
 from edgespec.completions.request_limits import ANSWER_BYTES
 from edgespec.memory import heap, process
+from edgespec.server import llama_routes, ollama_routes
 from edgespec.server.answering import Answers, Shared, loading_time
 from edgespec.server.budget_request import BudgetLimit
 from edgespec.server.front import GONE
@@ -68,6 +70,13 @@ class Service:
             ("/embeddings", self._embeddings, "POST"),
             ("/messages/count_tokens", partial(self._computed, _count), "POST"),
             ("/tokenize", partial(self._computed, _tokenize), "POST"),
+            ("/apply-template", partial(self._computed, _apply_template), "POST"),
+            ("/props", self._props, "GET"),
+            ("/slots", self._slots, "GET"),
+            ("/rerank", self._rerank, "POST"),
+            ("/api/tags", self._tags, "GET"),
+            ("/api/version", self._version, "GET"),
+            ("/api/show", self._show, "POST"),
             ("/detokenize", partial(self._computed, _detokenize), "POST"),
             ("/budget", self._budget, "GET"),
             ("/budget", self._set_budget, "POST"),
@@ -169,6 +178,43 @@ class Service:
             **(served.details if served is not None else {}),
         }
 
+    async def _props(self, request: Request) -> Response:
+        async with self._shared.host.using(self._shared.host.named(None, False)) as served:
+            n_ctx, n_slots = served.model.target.n_ctx, self._shared.queue.n_slots_of_all
+            return JSONResponse(llama_routes.props(served.completions, n_ctx, n_slots))
+
+    async def _slots(self, request: Request) -> Response:
+        async with self._shared.host.using(self._shared.host.named(None, False)) as served:
+            queue, n_ctx = self._shared.queue, served.model.target.n_ctx
+            told = llama_routes.slots(n_ctx, queue.n_slots_of_all, queue.n_processing_of_all)
+            return JSONResponse(told)
+
+    async def _rerank(self, request: Request) -> Response:
+        raise Refusal(
+            400,
+            "this server does not rank texts: compare vectors of /v1/embeddings",
+            code="unsupported_route",
+        )
+
+    async def _tags(self, request: Request) -> Response:
+        return JSONResponse({"models": [*map(ollama_routes.tag, self._shared.host.models)]})
+
+    async def _version(self, request: Request) -> Response:
+        return JSONResponse({"version": extras.installed_version()})
+
+    async def _show(self, request: Request) -> Response:
+        async with self._shared.bodies.of(request) as body:
+            fields = llama_routes.as_fields(decoded(body))
+        name = fields.get("model") or fields.get("name")
+        model = self._shared.host.named(str(name) if name else None)
+        served = self._shared.host.served(model)
+        info = None if served is None else served.model.target
+        template = served.completions.template if isinstance(served, ServedText) else None
+        told = ollama_routes.shown(
+            model, info.architecture if info else "", info.n_ctx if info else 0, template
+        )
+        return JSONResponse(told)
+
     async def _computed(
         self, compute: Callable[[ServedText, object], dict[str, Any]], request: Request
     ) -> Response:
@@ -245,6 +291,10 @@ def _count(served: ServedText, content: object) -> dict[str, Any]:
 
 def _tokenize(served: ServedText, content: object) -> dict[str, Any]:
     return tokenizing.tokenize(served.model.tokenizer, content)
+
+
+def _apply_template(served: ServedText, content: object) -> dict[str, Any]:
+    return llama_routes.apply_template(served.completions, content)
 
 
 def _detokenize(served: ServedText, content: object) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from edgespec.completions.protocols.message_replies import messages_error
 from edgespec.completions.protocols.response_replies import responses_error
 from edgespec.completions.refusals import Refusal, refusal_of
 from edgespec.server.access_log import AccessLog
+from edgespec.server.ollama_routes import ollama_error
 
-_BODIES = {"messages": messages_error, "responses": responses_error}
+_BODIES = {"messages": messages_error, "responses": responses_error, "api": ollama_error}
 """Bodies of errors by the first part of a path, where they are not those of completions."""
 
 

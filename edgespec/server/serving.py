@@ -20,7 +20,10 @@ from edgespec.completions.protocols.response_replies import (
 )
 from edgespec.completions.running_request import OnResult
 from edgespec.completions.service import Completions
+from edgespec.server.llama_routes import llama_dialect
+from edgespec.server.ollama_routes import line, ollama_dialect
 from edgespec.server.queueing import Queue, Turns
+from edgespec.server.streaming import DONE, event
 from edgespec.session.embedder import Embedder
 from edgespec.session.session import Session
 
@@ -46,15 +49,27 @@ class Door:
 
     path: str
     dialect: Callable[[Completions, StoredResponses], Dialect]
-    names_events: bool = True
-    """False if the events of a stream have no names, and `[DONE]` follows the last one."""
+    names_events: bool = False
+    end: str = ""
+    """Text behind the last event of a stream."""
+    event: Callable[[Any, str | None], str] = event
+    """A part of a stream with an object, and the name of its kind."""
+
+    @property
+    def has_events(self) -> bool:
+        """True if streams are server-sent events, which may have comments."""
+        return self.event is event
 
 
 DOORS = (
-    Door("/chat/completions", lambda one, _: chat_dialect(one), names_events=False),
-    Door("/completions", lambda one, _: text_dialect(one), names_events=False),
-    Door("/responses", responses_dialect),
-    Door("/messages", lambda one, _: messages_dialect(one)),
+    Door("/chat/completions", lambda one, _: chat_dialect(one), end=DONE),
+    Door("/completions", lambda one, _: text_dialect(one), end=DONE),
+    Door("/responses", responses_dialect, names_events=True),
+    Door("/messages", lambda one, _: messages_dialect(one), names_events=True),
+    Door("/completion", lambda one, _: llama_dialect(one)),
+    Door("/infill", lambda one, _: llama_dialect(one, fills=True)),
+    Door("/api/chat", lambda one, _: ollama_dialect(one, chats=True), event=line),
+    Door("/api/generate", lambda one, _: ollama_dialect(one, chats=False), event=line),
 )
 
 

@@ -36,12 +36,14 @@ class EventStream(StreamingResponse):
         events: AsyncGenerator[str],
         stack: AsyncExitStack,
         on_closing: Callable[[asyncio.Future[None]], None],
-        silence_s: float = COMMENT_S,
+        has_events: bool = True,
+        silence_s: float | None = COMMENT_S,
     ) -> None:
-        """`on_closing` is told the task that closes `stack`."""
-        super().__init__(
-            with_comments(events, silence_s), media_type="text/event-stream", headers=HEADERS
-        )
+        """`on_closing` is told the task that closes `stack`. Without `has_events` the parts are
+        lines of JSON, between which no comments may stand."""
+        kind = "text/event-stream" if has_events else "application/x-ndjson"
+        told = with_comments(events, silence_s if has_events else None)
+        super().__init__(told, media_type=kind, headers=HEADERS)
         self._stack = stack
         self._on_closing = on_closing
 
@@ -65,7 +67,7 @@ def _escaped(character: re.Match[str]) -> str:
     return f"\\u{ord(character[0]):04x}"
 
 
-async def with_comments(events: AsyncGenerator[str], silence_s: float) -> AsyncIterator[str]:
+async def with_comments(events: AsyncGenerator[str], silence_s: float | None) -> AsyncIterator[str]:
     """The events, and a comment whenever nothing has come for `silence_s` seconds."""
     next_one: asyncio.Future[str | None] | None = None
     try:

@@ -77,6 +77,9 @@ class ScriptedSession:
     def piece(self, token: int) -> bytes:
         return b"x"
 
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
     def submit(self, request: TextRequest) -> ScriptedTokens:
         self.requests.append(request)
         return ScriptedTokens(*self._script)

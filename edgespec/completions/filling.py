@@ -1,0 +1,64 @@
+"""Prompts for the text between two others, for models whose vocabulary has tokens for that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from edgespec.completions.requests import RequestError
+
+_FILL_MARKS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+)
+"""Spellings of the tokens for filling in the middle: Qwen's and CodeGemma's, StarCoder's,
+Granite's, DeepSeek's, GLM's."""
+
+
+class FillingIn:
+    """Builds prompts of one model."""
+
+    def __init__(self, encode: Callable[[str], list[int]]) -> None:
+        """`encode` gives the tokens of a text, behind a BOS token if the model uses one."""
+        self._encode = encode
+
+    def prompt(
+        self,
+        prefix: str,
+        suffix: str,
+        extra: Sequence[Mapping[str, Any]] = (),
+        begun: str = "",
+        param: str = "input_suffix",
+    ) -> list[int]:
+        """Tokens of a prompt for the text between two others, which may have `begun`, among other
+        files. Raises RequestError for a model without tokens for that."""
+        if self._marks is None:
+            raise RequestError(
+                "this model has no tokens for filling in the middle: ask one that has, such as "
+                "qwen2.5-coder",
+                param,
+            )
+        tokens = self._encode("")
+        for file in extra:
+            name, text = str(file.get("filename", "file")), str(file.get("text", ""))
+            tokens += self._encoded(f"<|file_sep|>{name}\n{text}\n")
+        first, second, third = self._marks
+        tokens += [first, *self._encoded(prefix), second, *self._encoded(suffix), third]
+        return tokens + (self._encoded(begun) if begun else [])
+
+    def _encoded(self, text: str) -> list[int]:
+        return self._encode(text)[len(self._encode("")) :]
+
+    @cached_property
+    def _marks(self) -> list[int] | None:
+        """The tokens in front of a prefix, a suffix and what is between them; None if the
+        vocabulary has none."""
+        for spelled in _FILL_MARKS:
+            marks = [self._encoded(mark) for mark in spelled]
+            if all(len(tokens) == 1 for tokens in marks):
+                return [tokens[0] for tokens in marks]
+        return None

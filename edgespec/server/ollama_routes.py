@@ -1,0 +1,202 @@
+"""The forms of Ollama's server, which editors look for first: models, chats, completions.
+
+A stream is lines of JSON. Knows no session.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from edgespec.completions.answers import Answer
+from edgespec.completions.protocols.answer_parts import Told, message_of
+from edgespec.completions.protocols.dialect import Asked, Dialect, Event, ToldParts, parts_of
+from edgespec.completions.protocols.model_names import HostedModel
+from edgespec.completions.refusals import Refusal
+from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
+from edgespec.completions.running_request import ChatCompletion, Completion
+from edgespec.completions.service import Completions
+from edgespec.server.llama_routes import as_fields
+
+_OPTIONS = {
+    *("temperature", "top_k", "top_p", "min_p", "seed", "stop", "repeat_penalty"),
+    *("repeat_last_n", "presence_penalty", "frequency_penalty"),
+}
+
+
+def ollama_dialect(completions: Completions, chats: bool) -> Dialect:
+    """`/api/chat`, or `/api/generate`, which is a chat of one message unless it is `raw`."""
+
+    def read(content: object) -> Asked:
+        fields = as_fields(content)
+        streams = fields.get("stream") is not False
+        asked = _sampling(fields) | {"stream": streams, "model": fields.get("model")}
+        reply = OllamaReply(str(fields.get("model") or completions.model), chats)
+        if not chats and (fields.get("raw") or fields.get("suffix")):
+            text = CompletionRequest.parse(
+                {"max_tokens": -1, "suffix": fields.get("suffix")}
+                | asked
+                | {"prompt": fields.get("prompt") or ""}
+            )
+            return Asked(streams, lambda: completions.text(text), reply)
+        if chats:
+            messages = [_message(one) for one in fields.get("messages") or ()]
+            asked |= {"tools": fields.get("tools") or None}
+        else:
+            messages = [
+                {"role": role, "content": fields[name]}
+                for role, name in (("system", "system"), ("user", "prompt"))
+                if fields.get(name)
+            ]
+        if (thinks := fields.get("think")) is not None:
+            its = {"effort": thinks} if isinstance(thinks, str) else {"enabled": bool(thinks)}
+            asked["reasoning"] = its
+        chat = ChatRequest.parse(asked | {"messages": messages})
+        return Asked(streams, lambda: completions.chat(chat), reply)
+
+    return read
+
+
+def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
+    options = as_fields(fields.get("options") or {})
+    asked = {name: value for name, value in options.items() if name in _OPTIONS}
+    if (limit := options.get("num_predict")) is not None:
+        asked["max_tokens"] = max(-1, limit)
+    if form := fields.get("format"):
+        asked["response_format"] = {"type": "json_object"} | (
+            {"schema": form} if isinstance(form, Mapping) else {}
+        )
+    return asked
+
+
+def _message(message: Any) -> dict[str, Any]:
+    """A message in OpenAI's format: calls have arguments as objects, and no ids."""
+    turn = dict(as_fields(message))
+    if turn.pop("images", None):
+        raise RequestError("images: models here read text only", "messages")
+    if thinking := turn.pop("thinking", None):
+        turn["reasoning_content"] = thinking
+    calls = turn.get("tool_calls") or ()
+    if calls:
+        turn["tool_calls"] = [
+            {"id": f"call_{place}", "type": "function"} | dict(as_fields(call))
+            for place, call in enumerate(calls)
+        ]
+    return turn
+
+
+class OllamaReply:
+    """Formats the answer to one request."""
+
+    def __init__(self, model: str, chats: bool) -> None:
+        self._model = model
+        self._chats = chats
+
+    def whole(self, answer: Answer, completion: Completion) -> Answer:
+        if not isinstance(completion, ChatCompletion):
+            return self._last(answer["choices"][0]["text"], completion, answer)
+        return self._last(message_of(completion.parts), completion, answer)
+
+    def stream(self, completion: Completion) -> Completion | ToldParts:
+        return ToldParts(completion) if isinstance(completion, ChatCompletion) else completion
+
+    def chunk(self, told: Any, completion: Completion) -> Iterable[Event]:
+        if not isinstance(told, Told):
+            if text := "".join(choice["text"] for choice in told["choices"]):
+                yield Event(self._line(text))
+        elif (change := told.change) is not None and change.part.kind == "call":
+            if change.kind == "ends":
+                yield Event(self._line(message_of([change.part])))
+        elif change is not None and change.text:
+            name = "reasoning_content" if change.part.kind == "reasoning" else "content"
+            yield Event(self._line({name: change.text}))
+
+    def end(self, completion: Completion) -> Iterable[Event]:
+        yield Event(self._last({} if self._chats else "", completion, {}))
+
+    def failed(self, refusal: Refusal, request_id: str) -> Iterable[Event]:
+        yield Event(ollama_error(refusal, request_id))
+
+    def _line(self, told: Mapping[str, Any] | str, is_last: bool = False) -> Answer:
+        message: Mapping[str, Any] = {"content": told} if isinstance(told, str) else told
+        content: Answer = {"content": message.get("content") or ""}
+        if reasoning := message.get("reasoning_content"):
+            content["thinking"] = reasoning
+        if calls := message.get("tool_calls"):
+            content["tool_calls"] = [{"function": _function(call["function"])} for call in calls]
+        if self._chats:
+            content = {"message": {"role": "assistant"} | content}
+        else:
+            content["response"] = content.pop("content")
+        return {"model": self._model, "created_at": now(), **content, "done": is_last}
+
+    def _last(
+        self, told: Mapping[str, Any] | str, completion: Completion, answer: Answer
+    ) -> Answer:
+        result, usage = completion.result, completion.usage
+        is_chat = isinstance(completion, ChatCompletion)
+        reason = parts_of(completion).finish_reason if is_chat else None
+        is_cut = reason == "length" or result.finish_reason in ("length", "context")
+        prompt, decode = result.timings.prompt_s, result.timings.decode_s
+        return self._line(told, is_last=True) | {
+            "done_reason": "length" if is_cut else "stop",
+            "total_duration": round(1e9 * (prompt + decode)),
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": round(1e9 * prompt),
+            "eval_count": usage.completion_tokens,
+            "eval_duration": round(1e9 * decode),
+        }
+
+
+def _function(function: Mapping[str, Any]) -> Answer:
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:  # of a call that was cut off
+        arguments = {}
+    return {"name": function["name"], "arguments": arguments}
+
+
+def now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def line(content: Any, name: str | None = None) -> str:
+    """A line of a stream."""
+    return f"{json.dumps(content, ensure_ascii=False)}\n"
+
+
+def ollama_error(refusal: Refusal, request_id: str) -> Answer:
+    """The body of an error."""
+    return {"error": str(refusal)}
+
+
+def tag(model: HostedModel) -> Answer:
+    """A model in the list of `/api/tags`."""
+    details = {"format": "gguf", "family": "", "families": [], "parameter_size": ""}
+    return {
+        "name": model.name,
+        "model": model.name,
+        "modified_at": now(),
+        "size": model.size_bytes,
+        "digest": "",
+        "details": details | {"quantization_level": ""},
+    }
+
+
+def shown(model: HostedModel, architecture: str, n_ctx: int, template: str | None) -> Answer:
+    """The answer to `/api/show`."""
+    capabilities = ["embedding"] if model.embeds else ["completion", "tools"]
+    return {
+        "details": tag(model)["details"] | {"family": architecture},
+        "model_info": {
+            "general.architecture": architecture,
+            f"{architecture}.context_length": n_ctx,
+        },
+        "capabilities": capabilities,
+        "template": template or "",
+        "parameters": "",
+        "modelfile": "",
+    }

@@ -1,0 +1,129 @@
+"""Routes of llama.cpp's and Ollama's servers, which editors and tests of others ask."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from edgespec.server.guarding import Guard
+from edgespec.session.session import Session
+from server_running import serving
+
+HELLO = [{"role": "user", "content": "one"}]
+
+
+@pytest.fixture(scope="module")
+def client(session: Session) -> Iterator[httpx.Client]:
+    with (
+        serving(session, Guard("127.0.0.1")) as address,
+        httpx.Client(base_url=address, timeout=60) as http,
+    ):
+        yield http
+
+
+def streamed(answer: httpx.Response) -> list[dict[str, Any]]:
+    assert answer.status_code == 200
+    lines = answer.text.splitlines()
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line]
+
+
+def test_llama_cpps_own_completion(client: httpx.Client) -> None:
+    asked = {"prompt": "def f(", "n_predict": 4}
+    whole = client.post("/completion", json=asked).json()
+    assert (whole["stop_type"], whole["tokens_predicted"]) == ("limit", 4)
+    assert whole["stop"] is True and whole["timings"]["predicted_n"] == 4
+    *parts, last = streamed(client.post("/completion", json=asked | {"stream": True}))
+    assert "".join(part["content"] for part in [*parts, last]) == whole["content"]
+    assert last["stop"] is True and not any(part["stop"] for part in parts)
+
+
+def test_probabilities_of_llama_cpps_own_completion(client: httpx.Client) -> None:
+    answer = client.post("/completion", json={"prompt": "a", "n_predict": 2, "n_probs": 3}).json()
+    assert [len(one["top_logprobs"]) for one in answer["completion_probabilities"]] == [3, 3]
+
+
+def test_what_the_server_is_told_in_llama_cpps_form(client: httpx.Client) -> None:
+    props = client.get("/props").json()
+    n_ctx = props["default_generation_settings"]["n_ctx"]
+    assert props["chat_template"] and props["modalities"] == {"vision": False, "audio": False}
+    assert [slot["n_ctx"] for slot in client.get("/slots").json()] == [n_ctx] * props["total_slots"]
+    prompt = client.post("/apply-template", json={"messages": HELLO}).json()["prompt"]
+    assert "one" in prompt
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/infill", {"input_prefix": "def f(", "input_suffix": "return x"}),
+        ("/v1/completions", {"prompt": "def f(", "suffix": "return x"}),
+    ],
+)
+def test_a_model_that_cannot_fill_in_the_middle_says_so(
+    client: httpx.Client, path: str, fields: dict[str, Any]
+) -> None:
+    error = client.post(path, json=fields).json()["error"]
+    assert "no tokens for filling in the middle" in error["message"]
+
+
+def test_ranking_is_refused_by_name(client: httpx.Client) -> None:
+    answer = client.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
+    assert answer.status_code == 400 and "/v1/embeddings" in answer.json()["error"]["message"]
+
+
+def test_models_in_ollamas_form(client: httpx.Client) -> None:
+    (model,) = client.get("/api/tags").json()["models"]
+    assert model["name"] == "pair" and client.get("/api/version").json()["version"]
+    shown = client.post("/api/show", json={"model": "pair"}).json()
+    assert shown["capabilities"] == ["completion", "tools"]
+    architecture = shown["model_info"]["general.architecture"]
+    assert shown["model_info"][f"{architecture}.context_length"] > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [("/api/chat", {"messages": HELLO}), ("/api/generate", {"prompt": "one"}),
+     ("/api/generate", {"prompt": "one", "raw": True})],
+)  # fmt: skip
+def test_answers_in_ollamas_form(client: httpx.Client, path: str, fields: dict[str, Any]) -> None:
+    def text(line: dict[str, Any]) -> str:
+        return line["message"]["content"] if path == "/api/chat" else line["response"]
+
+    asked = {"model": "pair", "options": {"num_predict": 4, "num_ctx": 9}} | fields
+    whole = client.post(path, json=asked | {"stream": False}).json()
+    assert (whole["done"], whole["done_reason"], whole["eval_count"]) == (True, "length", 4)
+    answer = client.post(path, json=asked)
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    *parts, last = streamed(answer)
+    assert "".join(map(text, [*parts, last])) == text(whole)
+    assert last["done"] is True and last["eval_count"] == 4
+    assert not any(part["done"] for part in parts)
+
+
+def test_a_schema_in_ollamas_form(client: httpx.Client) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    asked = {"model": "pair", "messages": HELLO, "stream": False, "format": schema}
+    message = client.post("/api/chat", json=asked).json()["message"]
+    assert json.loads(message["content"]) == {"a": 1}
+
+
+def test_a_call_in_ollamas_form(client: httpx.Client) -> None:
+    messages = [
+        *HELLO,
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}],
+        },
+        {"role": "tool", "tool_name": "f", "content": "2"},
+    ]
+    asked = {"model": "pair", "messages": messages, "options": {"num_predict": 1}}
+    assert streamed(client.post("/api/chat", json=asked))[-1]["done"] is True
+
+
+def test_an_error_in_ollamas_form(client: httpx.Client) -> None:
+    answer = client.post("/api/chat", json={"messages": []})
+    assert answer.status_code == 400 and "messages must be a list" in answer.json()["error"]
