@@ -9,12 +9,9 @@ export async function ask(path, options = {}, onWait = () => {}) {
   for (;;) {
     const headers = { "Content-Type": "application/json" };
     if (key) headers.Authorization = "Bearer " + key;
-    let response;
-    try {
-      response = await fetch(path, { ...options, headers });
-    } catch (error) {
+    const response = await fetch(path, { ...options, headers }).catch(error => {
       throw error instanceof TypeError ? new Error(GONE) : error;
-    }
+    });
     if (response.status === 503) {
       const { error } = await response.clone().json().catch(() => ({}));
       if (error?.code !== "loading") return response;
@@ -56,10 +53,5 @@ export async function* events(response) {
 }
 
 /* The error of a response that is no stream; a proxy's has no JSON. */
-export async function errorOf(response) {
-  try {
-    return (await response.json()).error.message;
-  } catch {
-    return `The server answered with status ${response.status}.`;
-  }
-}
+export const errorOf = response => response.json().then(({ error }) => error.message)
+  .catch(() => `The server answered with status ${response.status}.`);

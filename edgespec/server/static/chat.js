@@ -1,20 +1,18 @@
 /* The page to chat: conversations with the server that it came from. */
 
 import { ask, errorOf, events } from "./api.js";
-import { Conversation, SAMPLING, attempt, exported, newId, readAll, remember, remembered, takeIn } from "./conversation.js";
+import { Conversation, SAMPLING, attempt, exported, newId, readAll, remember, remembered, takeIn, titleOf }
+  from "./conversation.js";
 import * as engine from "./engine.js";
 import { download, drawLibrary } from "./library.js";
-import { addOrigins, element } from "./origins.js";
+import { addOrigins } from "./origins.js";
 import { Shown, clear, copy, showError, staying, toEnd } from "./view.js";
 
 const MOST_ATTACHED = 256 * 1024;  /* bytes of a file that becomes text of a message */
 const MOST_CONTINUED = 256;  /* tokens; a text has no end of its own, and goes on when asked */
 const THEMES = ["system", "light", "dark"];
-const IDEAS = ["Explain how a refrigerator works, in five sentences.",
-  "Write a Python function that tells whether a word is a palindrome, with tests.",
-  "Compare tea and coffee in a table: origin, caffeine, taste."];
-const BEGINNINGS = ["def is_palindrome(word):\n", "Once upon a time", "The three most important inventions are"];
 const $ = id => document.getElementById(id);
+const on = (id, kind, act) => $(id).addEventListener(kind, act);
 const number = value => value.toLocaleString("en");
 let conversation = new Conversation();
 const alive = new Map();  /* conversations of this tab by id: the one that is shown, and those that are answered */
@@ -25,20 +23,18 @@ let showing = null;    /* the answer that grows, on the page */
 
 /* Draws the whole conversation, and what its latest answer came to. */
 function draw() {
-  const { path, growing } = conversation;
+  const { path, growing, converses } = conversation;
   clear();
   showing = null;
   if (!path.length && !growing) showStart();
   for (const message of path) {
-    const shown = new Shown(message, conversation.converses, message === growing?.message);
-    if (message === growing?.message) showing = shown;
+    const shown = new Shown(message, converses, message === growing?.message);
+    if (shown.isGrowing) showing = shown;
     else offer(shown);
   }
-  if (growing) showing ||= new Shown(growing.message, conversation.converses, true);
-  else if (conversation.failure) showFailure();
-  else if (path.at(-1)?.role === "user") showError("This message has no answer yet.", "Ask again", () => answer(conversation));
-  engine.watch(growing?.message || path.findLast(({ role }) => role === "assistant") || null);
-  setRunning(Boolean(growing));
+  if (growing) showing ||= new Shown(growing.message, converses, true);
+  else showFailure();
+  engine.watch(growing?.message || path.findLast(({ role }) => role === "assistant"));
   tell(conversation);
   keep();
 }
@@ -57,38 +53,19 @@ function offer(shown) {
 }
 
 function showFailure() {
-  const mine = conversation, last = mine.path.at(-1);
-  if (last?.role === "user") showError(mine.failure, "Ask again", () => answer(mine));
-  else if (last?.isCut) showError(mine.failure, "Go on", () => answer(mine, last));
-  else showError(mine.failure);
+  const mine = conversation, { failure } = mine, last = mine.path.at(-1);
+  if (last?.role === "user") showError(failure || "This message has no answer yet.", "Ask again", () => answer(mine));
+  else if (failure && last?.isCut) showError(failure, "Go on", () => answer(mine, last));
+  else if (failure) showError(failure);
 }
 
 /* What is here, and what can be tried. */
 async function showStart() {
   const part = $("start").content.cloneNode(true), fit = part.querySelector(".fit");
   part.querySelector("h2").textContent = model.id || "";
-  part.querySelector("ul").append(...(conversation.converses ? IDEAS : BEGINNINGS).map(idea => {
-    const item = document.createElement("li"), button = element("button", "idea", idea);
-    button.type = "button";
-    button.addEventListener("click", () => send(idea));
-    item.append(button);
-    return item;
-  }));
+  part.querySelector(conversation.converses ? ".beginnings" : ".ideas").remove();
   clear(part);
-  const memory = await engine.memory().catch(() => null), { size, rate } = engine;
-  const named = model.size_bytes ? size(model.size_bytes) : "The model";
-  if (!memory) fit.textContent = model.size_bytes ? `${named} of weights.` : "";
-  else if (memory.streamed_bytes) {
-    const share = memory.pinned_bytes / (memory.pinned_bytes + memory.streamed_bytes);
-    fit.textContent = `${named} in ${size(memory.budget_bytes)} of memory: ${Math.round(100 * share)} % stays, the rest streams.`;
-  } else fit.textContent = `${named} in a budget of ${size(memory.budget_bytes)}: all of it stays in memory.`;
-  if (memory?.plain_token_s) fit.textContent += ` About ${rate(1 / memory.plain_token_s)} tokens a second, more with guesses.`;
-}
-
-/* Tints what was guessed, and by whom, or shows answers as they are meant to be read. */
-function toggleGuesses() {
-  document.body.classList.toggle("guesses", $("toggle-guesses").checked);
-  staying(draw);
+  fit.textContent = await engine.fit(model.size_bytes);
 }
 
 /* Keeps a conversation, and shows the list as it is then. */
@@ -99,20 +76,15 @@ async function keep(one = conversation) {
   list();
 }
 
-function list() {
-  drawLibrary(conversation, alive, { open, rename, save, remove });
-}
+const list = () => drawLibrary(conversation, alive, { open, rename, save, remove });
 
 /* Takes in what another tab has kept. */
 function heard(copy) {
-  const mine = alive.get(copy.id);
+  const mine = alive.get(copy.id), shown = mine?.head;
   if (mine && copy.messages) {
-    const shown = mine.head;
     mine.take(copy);
-    if (mine === conversation && !mine.growing && edited === null) {
-      if (shown !== mine.head) mine.failure = "";
-      staying(draw);
-    }
+    if (shown !== mine.head) mine.failure = "";
+    if (mine === conversation && !mine.growing && edited === null) staying(draw);
   }
   list();
 }
@@ -133,17 +105,11 @@ function open(other) {
   $("text").focus();
 }
 
-function rename(one, name) {
-  one.name = name;
-  keep(one);
-}
-
-function save(one) {
-  download(`${one.title.replace(/[^\p{L}\p{N} _-]/gu, "").trim() || "conversation"}.md`, one.markdown);
-}
+const rename = (one, name) => keep(Object.assign(one, { name }));
+const save = one => download(`${titleOf(one).replace(/[^\p{L}\p{N} _-]/gu, "").trim() || "conversation"}.md`, one.markdown);
 
 async function remove(one) {
-  if (one.messages.length && !confirm(`Delete “${one.title}”?`)) return;
+  if (one.messages.length && !confirm(`Delete “${titleOf(one)}”?`)) return;
   await one.forget();
   alive.delete(one.id);
   if (one === conversation) open(new Conversation({ converses: one.converses }));
@@ -174,18 +140,24 @@ async function answer(mine, message = null) {
   await engine.answerBegins();
   try {
     const options = { method: "POST", body: mine.request(asked, MOST_CONTINUED, named), signal: controller.signal };
-    const response = await ask(converses ? "v1/chat/completions" : "v1/completions", options, words => meter.says(words));
+    const path = converses ? "v1/chat/completions" : "v1/completions";
+    const response = await ask(path, options, words => meter.says(words));
     if (!response.ok) throw new Error(await errorOf(response));
     for await (const chunk of events(response)) {
       if (chunk.error) throw new Error(chunk.error.message);
       meter.hears(chunk);
       for (const choice of chunk.choices || []) {
-        const delta = choice.delta || { content: choice.text };
-        if ((delta.content || delta.reasoning_content) && !mine.messages.includes(message)) mine.add(message);
-        message.content += delta.content || "";
-        message.reasoning += delta.reasoning_content || "";
+        const { content, reasoning_content: thought } = choice.delta || { content: choice.text };
+        if ((content || thought) && !mine.messages.includes(message)) mine.add(message);
+        message.content += content || "";
+        message.reasoning += thought || "";
         addOrigins(message.origins, choice.origins);
-        if (delta.content || delta.reasoning_content) grow(mine, meter, choice.origins?.length || 1);
+        if (content || thought) {
+          meter.writes(choice.origins?.length || 1);
+          mine.keepSoon();
+          if (mine === conversation) showing.grow();
+          engine.answerGrows();
+        }
         reason = choice.finish_reason || reason;
       }
     }
@@ -203,15 +175,6 @@ async function answer(mine, message = null) {
   end(mine, meter);
 }
 
-function grow(mine, meter, nTokens) {
-  meter.writes(nTokens);
-  mine.keepSoon();
-  if (mine !== conversation) return;
-  if (!showing) draw();
-  showing.grow();
-  engine.answerGrows();
-}
-
 function end(mine, meter) {
   const { message } = mine.growing;
   mine.growing = null;
@@ -221,18 +184,15 @@ function end(mine, meter) {
   if (!meter.nTokens) mine.state = message.isCut && message.content ? "stopped" : "";
   if (mine !== conversation) {
     alive.delete(mine.id);
-    keep(mine);
-    return;
+    return keep(mine);
   }
-  if (message.content && mine.path.includes(message)) {  /* what is read stays as it is */
-    showing.end();
+  if (!message.content || !mine.path.includes(message)) draw();
+  else {  /* what is read stays as it is */
+    showing.draw(false);
     offer(showing);
-    if (mine.failure) showFailure();
-    setRunning(false);
+    showFailure();
     tell(mine);
     keep();
-  } else {
-    draw();
   }
   engine.answerEnds();
   if (named) learn().catch(() => {});
@@ -280,8 +240,12 @@ class Meter {
 
 function tell(mine) {
   if (mine !== conversation) return;
+  const isRunning = Boolean(mine.growing);
+  document.body.classList.toggle("running", isRunning);
+  $("send").hidden = isRunning;
+  $("stop").hidden = !isRunning;
   $("state").textContent = mine.state;
-  $("progress").hidden = !(mine.growing && mine.share >= 0);
+  $("progress").hidden = !(isRunning && mine.share >= 0);
   $("progress").value = mine.share || 0;
 }
 
@@ -291,14 +255,6 @@ function showList(isOpen) {
   $("open-library").setAttribute("aria-expanded", String(isOpen));
   $(isOpen ? "close-library" : "open-library").focus();
 }
-
-function setRunning(isRunning) {
-  document.body.classList.toggle("running", isRunning);
-  $("send").hidden = isRunning;
-  $("stop").hidden = !isRunning;
-}
-
-const stop = () => conversation.growing?.controller.abort();
 
 /* Another version of an answer; the old one stays. */
 function regenerate({ parent }) {
@@ -312,8 +268,7 @@ function edit(message) {
   if (conversation.growing || !message) return;
   endEditing();
   edited = message;
-  const place = conversation.path.findIndex(({ id }) => id === message.id);
-  $("log").children[place].classList.add("edited");
+  $("log").children[conversation.path.findIndex(({ id }) => id === message.id)].classList.add("edited");
   $("editing").hidden = false;
   $("text").value = message.content;
   $("text").focus();
@@ -327,17 +282,18 @@ function endEditing() {
   for (const one of $("log").querySelectorAll(".edited")) one.classList.remove("edited");
 }
 
+const stop = () => conversation.growing?.controller.abort();
 /* On a phone Enter breaks the line: its keyboard has no Shift+Enter. */
 const isPhone = () => matchMedia("(pointer: coarse)").matches;
 
-$("form").addEventListener("submit", event => {
+on("form", "submit", event => {
   event.preventDefault();
   const text = conversation.converses ? $("text").value.trim() : $("text").value;
   if (!text || conversation.growing) return;
   $("text").value = "";
   send(text);
 });
-$("text").addEventListener("keydown", event => {
+on("text", "keydown", event => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !isPhone()) {
     event.preventDefault();
     $("form").requestSubmit();
@@ -349,135 +305,111 @@ $("text").addEventListener("keydown", event => {
 document.addEventListener("keydown", event => {
   if (event.key !== "Escape" || event.isComposing) return;
   if (document.body.classList.contains("listing")) showList(false);
-  else if ($("settings").open) closeSettings();
-  else if (conversation.growing) stop();
+  else if ($("settings").open) {
+    $("settings").open = false;
+    $("settings").firstElementChild.focus();
+  } else if (conversation.growing) stop();
   else endEditing();
 });
-
-function closeSettings() {
-  $("settings").open = false;
-  $("settings").firstElementChild.focus();
-}
-
 document.addEventListener("pointerdown", ({ target }) => {
   if (!$("settings").contains(target)) $("settings").open = false;
 });
-$("stop").addEventListener("click", stop);
-$("new").addEventListener("click", () => {
-  const { converses, system, sampling } = conversation, other = new Conversation({ converses });
-  open(Object.assign(other, { system, sampling: { ...sampling } }));
+on("stop", "click", stop);
+on("log", "click", ({ target }) => target.classList.contains("idea") && send(target.textContent));
+on("new", "click", () => {
+  const { converses, system, sampling } = conversation;
+  open(Object.assign(new Conversation({ converses }), { system, sampling: { ...sampling } }));
 });
-$("open-library").addEventListener("click", () => showList(true));
-$("close-library").addEventListener("click", () => showList(false));
-$("search").addEventListener("input", list);
-$("toggle-guesses").addEventListener("change", toggleGuesses);
-$("toggle-engine").addEventListener("click", () => engine.show($("engine").hidden));
-$("export").addEventListener("click", () => download("conversations.json", exported(), "application/json"));
-$("import").addEventListener("click", () => $("imported").click());
-$("imported").addEventListener("change", async () => {
-  try {
-    for (const file of $("imported").files) await takeIn(await file.text());
-  } catch (error) {
-    showError(error.message);
-  }
-  $("imported").value = "";
+on("open-library", "click", () => showList(true));
+on("close-library", "click", () => showList(false));
+on("search", "input", list);
+on("toggle-engine", "click", () => engine.show($("engine").hidden));
+on("toggle-guesses", "change", () => {  /* tints what was guessed, or shows answers as they are meant to be read */
+  document.body.classList.toggle("guesses", $("toggle-guesses").checked);
+  staying(draw);
+});
+on("export", "click", () => download("conversations.json", exported(), "application/json"));
+on("import", "click", () => { $("imported").value = ""; $("imported").click(); });
+on("imported", "change", async () => {
+  const [file] = $("imported").files;
+  await file.text().then(takeIn).catch(error => showError(error.message));
   list();
 });
 
-/* Files come into the message by choice, by dropping and by pasting them. */
-async function attachAll(files) {
+/* Puts files into the message, each as a block of code in its language that its contents cannot end. */
+async function attach(files) {
   for (const file of files) {
+    const text = file.size > MOST_ATTACHED ? "" : await file.text();
     if (file.size > MOST_ATTACHED) showError(`${file.name} is larger than 256 KiB: attach a part of it.`);
-    else attach(file.name, await file.text());
+    else if (text.includes("\0")) showError(`${file.name} is no text.`);
+    else {
+      const longest = Math.max(2, ...[...text.matchAll(/`+/g)].map(([run]) => run.length));
+      const fence = "`".repeat(longest + 1), ending = file.name.split(".").at(-1).toLowerCase();
+      const typed = $("text").value, language = hljs.getLanguage(ending) ? ending : "";
+      $("text").value = `${typed}${typed && "\n"}${file.name}:\n${fence}${language}\n${text.trimEnd()}\n${fence}\n`;
+    }
   }
   $("text").focus();
 }
 
-$("attach").addEventListener("click", () => $("files").click());
-$("files").addEventListener("change", async () => {
-  await attachAll($("files").files);
-  $("files").value = "";
-});
-$("text").addEventListener("paste", event => {
+on("attach", "click", () => { $("files").value = ""; $("files").click(); });
+on("files", "change", () => attach([...$("files").files]));
+on("text", "paste", event => {
   if (!event.clipboardData.files.length) return;
   event.preventDefault();
-  attachAll(event.clipboardData.files);
+  attach(event.clipboardData.files);
 });
 for (const kind of ["dragover", "dragleave", "drop"]) {
   document.addEventListener(kind, event => {
     if (!event.dataTransfer?.types.includes("Files")) return;
     event.preventDefault();
     document.body.classList.toggle("dropping", kind === "dragover");
-    if (kind === "drop") attachAll(event.dataTransfer.files);
+    if (kind === "drop") attach(event.dataTransfer.files);
   });
 }
 
-/* Puts a file into the message, as a block of code in its language that its contents cannot end. */
-function attach(name, text) {
-  if (text.includes("\0")) return showError(`${name} is no text.`);
-  const longest = Math.max(2, ...[...text.matchAll(/`+/g)].map(([run]) => run.length));
-  const fence = "`".repeat(longest + 1), ending = name.split(".").at(-1).toLowerCase();
-  const language = hljs.getLanguage(ending) ? ending : "";
-  const typed = $("text").value;
-  $("text").value = `${typed}${typed && "\n"}${name}:\n${fence}${language}\n${text.trimEnd()}\n${fence}\n`;
-}
-
-$("system").addEventListener("input", () => {
-  conversation.system = $("system").value;
-  keep();
-});
+on("system", "input", () => keep(Object.assign(conversation, { system: $("system").value })));
 for (const name of SAMPLING) {
-  $(name).addEventListener("input", () => {
-    const value = $(name).valueAsNumber;
-    if (value >= 0) conversation.sampling[name] = value;
-    else delete conversation.sampling[name];
-    keep();
+  on(name, "input", () => {
+    const { [name]: _, ...others } = conversation.sampling, value = $(name).valueAsNumber;
+    keep(Object.assign(conversation, { sampling: value >= 0 ? { ...others, [name]: value } : others }));
   });
 }
-$("reset").addEventListener("click", () => {
-  conversation.sampling = {};
+on("reset", "click", () => {
+  keep(Object.assign(conversation, { sampling: {} }));
   showSettings();
-  keep();
 });
 
 /* Shows the conversation's settings; what it does not set is the model's own. */
 function showSettings() {
   for (const name of SAMPLING) {
     $(name).value = conversation.sampling[name] ?? "";
-    const own = model.sampling?.[name];
-    if (own !== undefined) $(name).placeholder = String(own);
+    $(name).placeholder = model.sampling?.[name] ?? $(name).placeholder;
   }
   $("system").value = conversation.system;
 }
 
 function showTheme(theme) {
   document.documentElement.dataset.theme = theme;
-  $("theme").title = `Theme: ${theme}`;
-  $("theme").setAttribute("aria-label", $("theme").title);
+  $("theme").title = $("theme").ariaLabel = `Theme: ${theme}`;
 }
 
-$("theme").addEventListener("click", () => {
-  const theme = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length];
-  showTheme(theme);
-  attempt(() => localStorage.setItem("edgespec theme", theme));
+on("theme", "click", () => {
+  showTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]);
+  attempt(() => localStorage.setItem("edgespec theme", document.documentElement.dataset.theme));
 });
 
-/* A conversation, or a text that goes on where the model has no chat template. */
-function showKind(converses) {
-  $("text").placeholder = converses ? "Write a message" : "Write the beginning of a text";
-  $("send").setAttribute("aria-label", converses ? "Send" : "Continue");
-  $("note").hidden = converses;
-  $("instructions").hidden = !converses;
-}
-
-/* Talks with a model from now on. One that is not loaded says only then whether it converses. */
+/* Talks with a model from now on: a conversation, or a text that goes on where it has no chat template. One that is
+   not loaded says only then which. */
 function use(one) {
   const converses = one.chat ?? true;
   model = one;
   $("name").textContent = document.title = one.id;
-  showKind(converses);
-  if (!conversation.messages.length || converses !== conversation.converses) open(remembered(converses));
-  else open(conversation);
+  $("text").placeholder = converses ? "Write a message" : "Write the beginning of a text";
+  $("send").setAttribute("aria-label", converses ? "Send" : "Continue");
+  $("note").hidden = converses;
+  $("instructions").hidden = !converses;
+  open(conversation.messages.length && converses === conversation.converses ? conversation : remembered(converses));
 }
 
 async function writingModels() {
@@ -506,7 +438,7 @@ async function learn() {
   showSettings();
 }
 
-$("model").addEventListener("change", async () => {
+on("model", "change", async () => {
   named = $("model").value;
   use((await writingModels()).find(({ id }) => id === named));
 });

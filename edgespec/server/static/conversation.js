@@ -80,12 +80,7 @@ export class Conversation {
   }
 
   get copy() {
-    const { id, converses, name, changed, messages, head, system, sampling } = this;
-    return { id, converses, name, changed, messages, head, system, sampling };
-  }
-
-  get title() {
-    return titleOf(this);
+    return Object.fromEntries(["id", "converses", "changed", "messages", ...FIELDS].map(name => [name, this[name]]));
   }
 
   /* Messages from the first one to the newest one of the branch that is shown. */
@@ -96,9 +91,7 @@ export class Conversation {
   }
 
   add(message) {
-    this.messages = [...this.messages, message];
-    this.head = message.id;
-    this.changed = Date.now();
+    Object.assign(this, { messages: [...this.messages, message], head: message.id, changed: Date.now() });
   }
 
   /* The versions of a message, itself among them. */
@@ -130,7 +123,7 @@ export class Conversation {
 
   /* The branch that is shown as Markdown, for a file. */
   get markdown() {
-    const parts = [`# ${this.title}`];
+    const parts = [`# ${titleOf(this)}`];
     if (this.system.trim()) parts.push(`## System\n\n${this.system}`);
     for (const { role, content } of this.path) parts.push(`## ${role === "user" ? "You" : "Model"}\n\n${content}`);
     return parts.join("\n\n") + "\n";
@@ -202,20 +195,15 @@ export const restored = copy => new Conversation(structuredClone(copy));
 /* All conversations as text for a file, which `takeIn` reads. */
 export const exported = () => JSON.stringify({ edgespec: 1, conversations: [...copies.values()] }, null, 1);
 
-/* Keeps the conversations of a file beside what is there already; the number of them. Throws an Error. */
+/* Keeps the conversations of a file beside what is there already. Throws an Error. */
 export async function takeIn(text) {
-  let found;
-  try {
-    found = JSON.parse(text).conversations.filter(isWhole);
-  } catch {
-    throw new Error("This file holds no conversations: choose one that Export has saved.");
-  }
+  const found = attempt(() => JSON.parse(text).conversations.filter(isWhole));
+  if (!found) throw new Error("This file holds no conversations: choose one that Export has saved.");
   for (const copy of found) {
     const one = restored(copy);
     one.before = new Conversation({ id: one.id }).copy;
-    if (!await one.keep()) throw new Error("The browser's storage is full or forbidden: delete some conversations first.");
+    if (!await one.keep()) throw new Error("The browser's storage is full or forbidden: delete some conversations.");
   }
-  return found.length;
 }
 
 /* Lets a reload of this tab find its conversation. */

@@ -6,20 +6,16 @@ import { element, legend, passesOf, told } from "./origins.js";
 
 const EVERY_MS = 2000;
 const MOST_PASSES = 400;  /* columns that are shown */
-const CHART_PX = 96;
-const LEAST_SCALE = 4;    /* tokens; lower columns stay lower than the chart */
-const $ = id => document.getElementById(id);
+const CHART_PX = 96, LEAST_TOKENS = 4;  /* the chart's height, and the fewest tokens that fill it */
 const MIB = 2 ** 20, GIB = 2 ** 30;
-let timer = 0;
-let isSliding = false;
+const $ = id => document.getElementById(id);
+let timer = 0, isSliding = false;
 let report = null;        /* the server's, of its memory */
 let watched = null;       /* the answer whose passes are shown */
-let nDrawn = 0;
-let chosen = -1;          /* the pass whose words are shown */
+let nDrawn = 0, chosen = -1;  /* passes that are shown, and that whose words are */
 let before = null, now = null;  /* the server's counters when the answer began, and the latest ones */
 
-export const size = bytes =>
-  bytes >= GIB ? `${(bytes / GIB).toFixed(1)} GiB` : `${Math.round(bytes / MIB)} MiB`;
+export const size = bytes => bytes >= GIB ? `${(bytes / GIB).toFixed(1)} GiB` : `${Math.round(bytes / MIB)} MiB`;
 
 /* A speed in two digits, from 100 up in three. */
 export const rate = value => value.toLocaleString("en",
@@ -27,46 +23,47 @@ export const rate = value => value.toLocaleString("en",
 
 const isOpen = () => !$("engine").hidden;
 
+/* The server's report of its memory; null where it has none, as of several models that share it. */
+async function memory() {
+  const response = await ask("v1/budget");
+  return response.ok ? response.json() : null;
+}
+
+/* A sentence about weights and the budget. */
+export async function fit(weights) {
+  const told = await memory().catch(() => null), named = weights ? size(weights) : "The model";
+  if (!told) return weights ? `${named} of weights.` : "";
+  const { budget_bytes: budget, pinned_bytes: pinned, streamed_bytes: streamed } = told;
+  return streamed
+    ? `${named} in ${size(budget)} of memory: ${Math.round(100 * pinned / (pinned + streamed))} % stays, the rest streams.`
+    : `${named} in a budget of ${size(budget)}: all of it stays in memory.`;
+}
+
+async function counters() {
+  const lines = (await (await ask("metrics")).text()).matchAll(/^edgespec_(\w+) (\S+)$/gm);
+  return Object.fromEntries([...lines].map(([, name, value]) => [name, Number(value)]));
+}
+
+async function refresh() {
+  [report, now] = await Promise.all([memory(), counters()]).catch(() => [report, now]);  /* it may be gone */
+  if (report) drawMemory();
+  drawFigures();
+}
+
 export function show(isShown) {
   $("engine").hidden = !isShown;
   $("toggle-engine").setAttribute("aria-expanded", String(isShown));
   clearInterval(timer);
   if (!isShown) return;
-  nDrawn = 0;
-  drawAnswer();
-  refresh();
   timer = setInterval(refresh, EVERY_MS);
+  watch(watched);
+  refresh();
 }
 
-/* The server's report of its memory; null where it has none, as of several models that share it. */
-export async function memory() {
-  const response = await ask("v1/budget");
-  return response.ok ? response.json() : null;
-}
-
-async function refresh() {
-  try {
-    report = await memory();
-    if (report) drawMemory();
-    now = await counters();
-    drawFigures();
-  } catch {
-    /* the server is gone, which the next question tells */
-  }
-}
-
-async function counters() {
-  const response = await ask("metrics");
-  const lines = (await response.text()).matchAll(/^edgespec_(\w+) (\S+)$/gm);
-  return Object.fromEntries([...lines].map(([, name, value]) => [name, Number(value)]));
-}
-
-/* Shows the passes of an answer, which may grow; null: there is none. */
+/* Shows the passes of an answer, which may grow. */
 export function watch(answer) {
-  watched = answer;
-  before = now = null;
-  nDrawn = 0;
-  chosen = -1;
+  if (answer !== watched) before = null;
+  [watched, nDrawn, chosen] = [answer, 0, -1];
   $("pass").textContent = "";
   drawAnswer();
 }
@@ -76,19 +73,14 @@ export async function answerBegins() {
   if (isOpen()) before = await counters().catch(() => null);
 }
 
-export function answerGrows() {
-  if (isOpen()) requestAnimationFrame(drawAnswer);
-}
-
-export function answerEnds() {
-  if (isOpen()) refresh();
-}
+export const answerGrows = () => isOpen() && requestAnimationFrame(drawAnswer);
+export const answerEnds = () => isOpen() && refresh();
 
 function drawAnswer() {
   if (!isOpen()) return;
   const passes = passesOf(watched?.origins || []).slice(-MOST_PASSES), chart = $("passes");
   const heights = passes.map(pass => pass.reduce((sum, run) => sum + run[3], 0));
-  chart.style.fontSize = `${CHART_PX / Math.max(LEAST_SCALE, ...heights)}px`;
+  chart.style.fontSize = `${CHART_PX / Math.max(LEAST_TOKENS, ...heights)}px`;
   if (!nDrawn || passes.length < nDrawn || passes.length === MOST_PASSES) chart.replaceChildren();
   chart.children[nDrawn - 1]?.remove();  /* the latest one may have grown */
   const isAtEnd = chart.scrollWidth - chart.scrollLeft - chart.clientWidth < 20;
@@ -156,28 +148,26 @@ function row([label, text, kind = ""]) {
 const whole = () => Math.max(report.budget_bytes, report.planned_bytes + report.streamed_bytes);
 
 function drawMemory() {
-  const { budget_bytes: budget, planned_bytes: planned, pinned_bytes: pinned, streamed_bytes: streamed } = report;
-  const cache = report.cache_bytes, free = Math.max(0, budget - planned);
+  const { budget_bytes: budget, planned_bytes: planned, pinned_bytes: pinned, streamed_bytes, cache_bytes } = report;
   const parts = [
-    ["pinned", "weights that stay", pinned],
-    ["cache", "context", cache],
-    ["rest", "program, draft, buffers", Math.max(0, planned - pinned - cache)],
-    ["free", "not needed", free],
-    ["streamed", "weights read in each pass", streamed],
-  ];
-  const beyond = whole() - (streamed + Math.max(budget, planned));
-  $("parts").replaceChildren(...[...parts, ["free", "", beyond]].map(([kind, , bytes]) => {
+    ["weights that stay", pinned, "pinned"],
+    ["context", cache_bytes, "cache"],
+    ["program, draft, buffers", Math.max(0, planned - pinned - cache_bytes), "rest"],
+    ["not needed", Math.max(0, budget - planned), "free"],
+    ["weights read in each pass", streamed_bytes, "streamed"],
+  ].filter(([, bytes]) => bytes > 0);
+  $("parts").replaceChildren(...parts.map(([, bytes, kind]) => {
     const block = element("span", kind);
-    block.style.flexGrow = String(Math.max(0, bytes) / whole());
+    block.style.width = `${100 * bytes / whole()}%`;
     return block;
   }));
-  $("legend").replaceChildren(...parts.filter(([, , bytes]) => bytes > 0)
-    .flatMap(([kind, label, bytes]) => row([label, size(bytes), kind])), ...row(["in memory now", size(report.resident_bytes)]));
+  $("legend").replaceChildren(...[...parts, ["in memory now", report.resident_bytes, ""]]
+    .flatMap(([label, bytes, kind]) => row([label, size(bytes), kind])));
   $("budget").disabled = report.follows;
-  if (isSliding) return;
-  $("budget").max = "1000";
-  $("budget").value = String(Math.round(1000 * budget / whole()));
-  tellBudget(budget);
+  if (!isSliding) {
+    $("budget").value = String(Math.round(1000 * budget / whole()));
+    tellBudget(budget);
+  }
 }
 
 function tellBudget(bytes) {
@@ -198,8 +188,7 @@ $("budget").addEventListener("change", async () => {
   if (!report) return;
   $("engine-note").textContent = "changing the budget";
   try {
-    const body = JSON.stringify({ memory_budget: wanted() });
-    const response = await ask("v1/budget", { method: "POST", body });
+    const response = await ask("v1/budget", { method: "POST", body: JSON.stringify({ memory_budget: wanted() }) });
     $("engine-note").textContent = response.ok ? "" : await errorOf(response);
   } catch (error) {
     $("engine-note").textContent = error.message;

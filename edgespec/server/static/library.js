@@ -23,7 +23,6 @@ function item(copy, current, alive, acts) {
   const row = document.createElement("li"), mine = alive.get(copy.id);
   const its = () => mine || restored(copy);
   const open = element("button", "open", titleOf(mine || copy));
-  open.type = "button";
   open.title = open.textContent;
   open.addEventListener("click", () => acts.open(its()));
   row.dataset.id = copy.id;
@@ -42,23 +41,20 @@ function item(copy, current, alive, acts) {
 }
 
 function rename(row, conversation, acts) {
-  const input = document.createElement("input");
-  input.value = conversation.title;
+  const input = element("input", ""), before = titleOf(conversation);
+  input.value = before;
   input.setAttribute("aria-label", "Name");
-  let isOver = false;
-  const end = isWanted => {
-    if (isOver) return;
-    isOver = true;
-    input.remove();
-    acts.rename(conversation, isWanted ? input.value.trim() : conversation.name);
-  };
   input.addEventListener("keydown", event => {
-    if (event.key === "Enter" || event.key === "Escape") {
-      event.stopPropagation();
-      end(event.key === "Enter");
-    }
+    if (event.key === "Escape") input.value = before;
+    if (!["Enter", "Escape"].includes(event.key)) return;
+    event.stopPropagation();
+    input.blur();
   });
-  input.addEventListener("blur", () => end(true));
+  input.addEventListener("blur", () => {
+    const name = input.value.trim();
+    row.replaceChildren();
+    acts.rename(conversation, name === before ? conversation.name : name);
+  }, { once: true });
   row.replaceChildren(input);
   input.select();
 }

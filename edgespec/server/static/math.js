@@ -51,10 +51,8 @@ export const FORMULAS = [
   formula("formulaBlock", "block", BLOCK, /\$\$|\\\[|\\begin\{/, true),
   formula("formula", "inline", INLINE, /\$|\\\(/, false),
 ];
-export const TAGS = ["math", "maction", "menclose", "merror", "mfrac", "mi", "mmultiscripts", "mn", "mo",
-  "mover", "mpadded", "mphantom", "mprescripts", "mroot", "mrow", "ms", "mspace", "msqrt", "mstyle",
-  "msub", "msubsup", "msup", "mtable", "mtd", "mtext", "mtr", "munder", "munderover", "none", "semantics"];
-export const ATTRIBUTES = ["accent", "accentunder", "columnalign", "columnlines", "columnspacing",
-  "columnspan", "data-looks", "depth", "display", "displaystyle", "fence", "form", "height", "largeop",
-  "linethickness", "lspace", "mathvariant", "maxsize", "minsize", "movablelimits", "notation", "rowalign",
-  "rowlines", "rowspacing", "rspace", "scriptlevel", "separator", "stretchy", "symmetric", "voffset", "width"];
+export const TAGS = ("math maction menclose merror mfrac mi mmultiscripts mn mo mover mpadded mphantom mprescripts mroot mrow ms "
+  + "mspace msqrt mstyle msub msubsup msup mtable mtd mtext mtr munder munderover none semantics").split(" ");
+export const ATTRIBUTES = ("accent accentunder columnalign columnlines columnspacing columnspan data-looks depth display displaystyle "
+  + "fence form height largeop linethickness lspace mathvariant maxsize minsize movablelimits notation rowalign rowlines rowspacing "
+  + "rspace scriptlevel separator stretchy symmetric voffset width").split(" ");

@@ -10,9 +10,8 @@ const SOURCES = {
 const kindOf = by => (by in SOURCES ? by : "draft");
 
 export function element(kind, className, text = "") {
-  const made = document.createElement(kind);
-  made.className = className;
-  made.textContent = text;
+  const made = Object.assign(document.createElement(kind), { className, textContent: text });
+  if (kind === "button") made.type = "button";
   return made;
 }
 
@@ -40,9 +39,9 @@ export const tinted = runs => runs.map(([by, text]) => {
 export function legend(runs) {
   const counts = new Map();
   let all = 0;
-  for (const [by, text] of runs) {
-    counts.set(by, (counts.get(by) || 0) + text.length);
-    all += text.length;
+  for (const [by, { length }] of runs) {
+    counts.set(by, (counts.get(by) || 0) + length);
+    all += length;
   }
   return Object.entries(SOURCES).filter(([by]) => counts.has(by)).flatMap(([by, name]) =>
     [element("span", `by ${by}`, `${name} ${Math.round(100 * counts.get(by) / all)} %`), " "]);

@@ -5,7 +5,6 @@ import { element, tinted } from "./origins.js";
 
 const NEAR_PX = 40;  /* a reader who is this near to the end follows the text */
 const SENTENCE_END = /[.!?…。！？:]["”')\]*_`]*\s|\n/g;
-const SVG = "http://www.w3.org/2000/svg";
 const log = document.getElementById("log");
 let follows = true;
 let latestTop = 0;
@@ -13,7 +12,7 @@ let latestTop = 0;
 /* What a model writes is Markdown; HTML in it is text. The sanitiser lets through what Markdown
    makes and nothing that loads or runs. */
 const escaped = text => text.replace(/[&<>"]/g, sign => `&#${sign.charCodeAt(0)};`);
-const asText = token => escaped(token.text);
+const asText = ({ text }) => escaped(text);
 
 /* A block of code under a line that names its language and copies it. */
 function code({ text, lang = "" }) {
@@ -25,11 +24,9 @@ function code({ text, lang = "" }) {
 
 marked.use({ gfm: true, breaks: true, renderer: { html: asText, image: asText, code }, extensions: FORMULAS });
 const ALLOWED = {
-  ALLOWED_TAGS: ["a", "blockquote", "br", "button", "code", "del", "div", "em", "h1", "h2", "h3", "h4", "h5", "h6",
-    "hr", "input", "li", "ol", "p", "pre", "span", "strong", "table", "tbody", "td", "th", "thead", "tr",
-    "ul", "#text", ...TAGS],
-  ALLOWED_ATTR: ["align", "checked", "class", "disabled", "href", "rel", "start", "target", "title", "type",
-    ...ATTRIBUTES],
+  ALLOWED_TAGS: [..."a blockquote br button code del div em h1 h2 h3 h4 h5 h6 hr input li ol p pre span strong".split(" "),
+    ..."table tbody td th thead tr ul #text".split(" "), ...TAGS],
+  ALLOWED_ATTR: [..."align checked class disabled href rel start target title type".split(" "), ...ATTRIBUTES],
   ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
   ADD_URI_SAFE_ATTR: ["align", "start", ...ATTRIBUTES],  /* hold no addresses */
   ALLOW_DATA_ATTR: false,
@@ -64,8 +61,6 @@ function patch(old, made) {
   });
 }
 
-const distance = () => log.scrollHeight - log.scrollTop - log.clientHeight;
-
 export function toEnd() {
   follows = true;
   log.scrollTop = log.scrollHeight;
@@ -73,7 +68,7 @@ export function toEnd() {
 
 /* Only a reader moves the text down; it also moves when the log shrinks, which changes nothing. */
 log.addEventListener("scroll", () => {
-  follows = distance() < NEAR_PX || (follows && log.scrollTop >= latestTop);
+  follows = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_PX || (follows && log.scrollTop >= latestTop);
   latestTop = log.scrollTop;
 }, { passive: true });
 new ResizeObserver(() => follows && toEnd()).observe(log);
@@ -81,80 +76,48 @@ log.addEventListener("click", ({ target }) => {
   if (target.classList.contains("copy-code")) copy(target.closest(".code").querySelector("code").textContent, target);
 });
 
-export function icon(name) {
-  const svg = document.createElementNS(SVG, "svg"), use = document.createElementNS(SVG, "use");
-  svg.setAttribute("class", "i");
-  svg.setAttribute("aria-hidden", "true");
-  use.setAttribute("href", `#i-${name}`);
-  svg.append(use);
-  return svg;
-}
-
 export function iconButton(label, picture, act) {
   const button = element("button", `icon ${label.toLowerCase()}`);
-  button.type = "button";
-  button.title = label;
-  button.setAttribute("aria-label", label);
-  button.append(icon(picture));
+  const svg = document.getElementById("icon").content.firstElementChild.cloneNode(true);
+  svg.firstElementChild.setAttribute("href", `#i-${picture}`);
+  button.append(svg);
+  button.title = button.ariaLabel = label;
   button.addEventListener("click", () => act(button));
   return button;
 }
 
-function part(kind, text, parent) {
-  const turn = element("div", "turn " + kind, text);
-  parent.append(turn);
-  return turn;
-}
-
-/* What a model thinks before it answers: open while it thinks, folded afterwards. */
-function thoughts(parent) {
-  const details = element("details", "turn reasoning");
-  details.append(element("summary", "", "Reasoning"), element("div", ""));
-  parent.append(details);
-  return details;
-}
+const part = (kind, text, parent) => parent.appendChild(element("div", "turn " + kind, text));
 
 /* One message in the log. An answer may grow; it is drawn at most once a frame, and its finished blocks once. */
 export class Shown {
   constructor(message, converses, isGrowing = false) {
-    this.message = message;
-    this.isGrowing = isGrowing;
-    this.converses = converses;
-    this.element = element("article", `message from-${message.role}`);
-    this.thought = this.said = null;
-    this.blocks = [];   /* of Markdown, as HTML */
-    this.isDue = false;
-    this.nHeard = message.content.length;
-    log.append(this.element);
+    const blocks = [], nHeard = message.content.length;  /* blocks of Markdown as HTML, and what was said aloud */
+    Object.assign(this, { message, converses, isGrowing, blocks, nHeard, thought: null, said: null, due: 0 });
+    this.element = log.appendChild(element("article", `message from-${message.role}`));
     this.draw();
   }
 
   grow() {
-    if (this.isDue) return;
-    this.isDue = true;
-    requestAnimationFrame(() => this.draw());
+    this.due ||= requestAnimationFrame(() => this.draw());
   }
 
-  end() {
-    this.isGrowing = false;
-    this.draw();
-  }
-
-  draw() {
-    this.isDue = false;
+  /* Draws what there is; an answer that has ended has `isGrowing` false. */
+  draw(isGrowing = this.isGrowing) {
+    Object.assign(this, { due: 0, isGrowing });
     const { role, content, reasoning, origins } = this.message;
     const isTinted = document.body.classList.contains("guesses") && origins?.length > 0;
     this.element.classList.toggle("growing", this.isGrowing);
     if (role === "user") {
-      this.said = this.said || part("user", content, this.element);
+      this.said ||= part("user", content, this.element);
     } else {
       if (reasoning) {
-        this.thought = this.thought || thoughts(this.element);
+        this.thought ||= this.element.appendChild(element("details", "turn reasoning"));
+        if (!this.thought.firstChild) this.thought.append(element("summary", "", "Reasoning"), element("div", ""));
         this.thought.lastChild.textContent = reasoning;
         this.thought.open = this.isGrowing && !content;
       }
       if (content) {
-        this.said = this.said || part(this.converses ? "assistant" : "assistant plain", "", this.element);
+        this.said ||= part(this.converses ? "assistant" : "assistant plain", "", this.element);
         this.said.classList.toggle("tinted", isTinted);
         if (isTinted || !this.converses) this.drawText(isTinted ? tinted(origins) : [content]);
         else this.drawBlocks(content);
@@ -167,8 +130,7 @@ export class Shown {
   drawText(nodes) {
     const made = new DocumentFragment();
     made.append(...nodes);
-    if (this.blocks.length) this.said.replaceChildren();
-    this.blocks = [];
+    if (this.blocks.splice(0).length) this.said.replaceChildren();
     patch(this.said, made);
   }
 
@@ -216,16 +178,10 @@ export class Shown {
 
 /* An error at the end of the log, and a button with which a reader mends it. */
 export function showError(text, name = "", act = null) {
-  const message = element("article", "message");
-  const turn = part("error", text, message);
-  turn.setAttribute("role", "alert");
-  if (act) {
-    const button = element("button", "again", name);
-    button.type = "button";
-    button.addEventListener("click", act);
-    message.append(button);
-  }
-  log.append(message);
+  const message = log.appendChild(element("article", "message")), button = element("button", "again", name);
+  part("error", text, message).role = "alert";
+  button.addEventListener("click", act);
+  if (act) message.append(button);
   toEnd();
 }
 
@@ -236,9 +192,7 @@ export function staying(draw) {
   if (!did) log.scrollTop = scrollTop;
 }
 
-export function clear(...parts) {
-  log.replaceChildren(...parts);
-}
+export const clear = (...parts) => log.replaceChildren(...parts);
 
 /* Copies a text, also where a page that came without TLS has no clipboard of its own. */
 export async function copy(text, button) {
