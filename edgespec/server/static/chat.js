@@ -55,7 +55,7 @@ function offer(shown) {
 function showFailure() {
   const mine = conversation, { failure } = mine, last = mine.path.at(-1);
   if (last?.role === "user") showError(failure || "This message has no answer yet.", "Ask again", () => answer(mine));
-  else if (failure && last?.isCut) showError(failure, "Go on", () => answer(mine, last));
+  else if (failure && last?.isCut) showError(failure, "Go on", () => answer(mine, mine.path.at(-1)));
   else if (failure) showError(failure);
 }
 

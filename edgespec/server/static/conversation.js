@@ -40,7 +40,8 @@ const isMessage = ({ id, role, content }) =>
 const isWhole = copy => typeof copy?.id === "string" && Array.isArray(copy.messages) && copy.messages.every(isMessage);
 
 /* Messages with their parents, which copies of a time without branches do not name. */
-const threaded = messages => messages.map((one, place) => ({ parent: messages[place - 1]?.id ?? null, ...one }));
+const threaded = messages => messages.map((one, place) =>
+  ("parent" in one ? one : { ...one, parent: messages[place - 1]?.id ?? null }));
 
 /* The conversation that this tab has made `mine` of `before`, and others `theirs`: all messages of both, and
    what either has changed. */

@@ -48,7 +48,7 @@ export function lookRight(parent) {
 }
 
 export const FORMULAS = [
-  formula("formulaBlock", "block", BLOCK, /\$\$|\\\[|\\begin\{/, true),
+  formula("formulaBlock", "block", BLOCK, /\$\$|\\\[|\n\\begin\{/, true),
   formula("formula", "inline", INLINE, /\$|\\\(/, false),
 ];
 export const TAGS = ("math maction menclose merror mfrac mi mmultiscripts mn mo mover mpadded mphantom mprescripts mroot mrow ms "
