@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -274,3 +275,65 @@ def texts(page: Browser, selector: str) -> list[str]:
 
 def press(page: Browser, name: str, place: int = -1) -> None:
     page.run(f"[...document.querySelectorAll('[aria-label={name}]')].at({place}).click()")
+
+
+KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "ArrowUp": 38}
+
+
+def pressed(page: Browser, key: str) -> None:
+    """Press a key where the focus is."""
+    for kind in ("rawKeyDown", "keyUp"):
+        parameters = {"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": KEYS[key]}
+        if key in "Enter " and kind == "rawKeyDown":
+            parameters |= {"type": "keyDown", "text": key.replace("Enter", "\r")}
+        page._devtools("Input.dispatchKeyEvent", parameters)
+
+
+def walk_to(page: Browser, label: str) -> None:
+    """Press Tab until the control with this name has the focus."""
+    for _ in range(60):
+        named = page.run(
+            "const e = document.activeElement;"
+            "return e.getAttribute('aria-label') || (e.labels?.[0] || e).textContent.trim()"
+        )
+        if named.startswith(label):
+            return
+        pressed(page, "Tab")
+    raise AssertionError(f"Tab never came to {label}")
+
+
+def typed(page: Browser, text: str) -> None:
+    """Type a text where the focus is."""
+    page._devtools("Input.insertText", {"text": text})
+
+
+def in_theme(page: Browser, theme: str) -> None:
+    """Let the system prefer a theme; empty: none."""
+    features = [{"name": "prefers-color-scheme", "value": theme}] if theme else []
+    page._devtools("Emulation.setEmulatedMedia", {"features": features})
+
+
+AXE = Path(__file__).parent / "data/axe/axe.min.js"
+"""Deque's checks of accessibility, of the npm package axe-core 4.14.1."""
+
+
+def violations(page: Browser) -> list[str]:
+    """Axe's findings on the page, by rule and element."""
+    page.run(AXE.read_text(encoding="utf-8"))
+    page.run(
+        "window.found = null; axe.run().then(result => { window.found = result; },"
+        " error => { window.found = {error: String(error)}; })"
+    )
+    page.until("window.found")
+    assert page.run("return found.passes?.length > 15"), page.run("return found.error")
+    found: list[str] = page.run(
+        "return found.violations.flatMap(({id, nodes}) =>"
+        " nodes.map(node => `${id}: ${node.target.join(' ')}`))"
+    )
+    return found
+
+
+def console(page: Browser) -> list[str]:
+    """Errors and warnings of the page's console since the last call."""
+    content = {"type": "browser"}
+    return [one["message"] for one in page._post(f"/session/{page._session}/se/log", content)]

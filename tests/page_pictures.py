@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from browser import WINDOWS, Browser, ask
+from browser import WINDOWS, Browser, ask, in_theme
 
 QUESTION = "Write a Python function that returns the greatest common divisor of two numbers."
 SCENES = {
@@ -33,8 +33,7 @@ def main(folder: Path, address: str) -> None:
         ask(page, QUESTION)
         page.until("document.querySelector('.message:last-child .regenerate')")
         for theme in ("light", "dark"):
-            feature = {"name": "prefers-color-scheme", "value": theme}
-            page._devtools("Emulation.setEmulatedMedia", {"features": [feature]})
+            in_theme(page, theme)
             for width, height in WINDOWS:
                 page.resize(width, height)
                 page.open(address)

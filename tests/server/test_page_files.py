@@ -46,3 +46,13 @@ def test_others_files_are_unchanged():
     assert len(rows) == 4
     for name, digest in rows:
         assert hashlib.sha256(STATIC.joinpath(name).read_bytes()).hexdigest() == digest
+
+
+OWN = ("api", "chat", "conversation", "engine", "library", "math", "origins", "view")
+
+
+def test_the_page_is_small():
+    assert sum(len(path.read_bytes()) for path in STATIC.iterdir()) <= 700_000
+    n_lines = sum(STATIC.joinpath(f"{name}.js").read_text().count("\n") for name in OWN)
+    assert n_lines <= 1300
+    assert STATIC.joinpath("chat.css").read_text().count("\n") <= 250

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import browser as browsers
-from browser import answering, ask, page_alone
+from browser import answering, ask, in_theme, page_alone, pressed, walk_to
 
 pytestmark = browsers.needed
 
@@ -150,8 +150,7 @@ def test_guesses_survive_a_reload(page):
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_every_text_has_the_contrast_of_wcag_aa(page, theme, width):
-    feature = {"name": "prefers-color-scheme", "value": theme}
-    page._devtools("Emulation.setEmulatedMedia", {"features": [feature]})
+    in_theme(page, theme)
     page.resize(width, 844)
     converse(page, EVERYTHING, ORIGINS)
     page.run("document.querySelector('#settings').open = true")
@@ -160,30 +159,7 @@ def test_every_text_has_the_contrast_of_wcag_aa(page, theme, width):
     page.run("document.querySelector('#engine').hidden = false")
     page.run("document.querySelector('#open-library').click()")
     assert page.run(CONTRAST) == []
-    page._devtools("Emulation.setEmulatedMedia", {"features": []})
-
-
-def pressed(page, key: str) -> None:
-    """Press a key where the focus is."""
-    for kind in ("rawKeyDown", "keyUp"):
-        codes = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32}
-        parameters = {"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
-        if key in "Enter " and kind == "rawKeyDown":
-            parameters |= {"type": "keyDown", "text": key.replace("Enter", "\r")}
-        page._devtools("Input.dispatchKeyEvent", parameters)
-
-
-def walk_to(page, label: str) -> None:
-    """Press Tab until the control with this name has the focus."""
-    for _ in range(40):
-        named = page.run(
-            "const e = document.activeElement;"
-            "return e.getAttribute('aria-label') || (e.labels?.[0] || e).textContent.trim()"
-        )
-        if named == label:
-            return
-        pressed(page, "Tab")
-    raise AssertionError(f"Tab never came to {label}")
+    in_theme(page, "")
 
 
 def test_everything_can_be_done_by_keyboard(page):

@@ -7,7 +7,19 @@ import json
 import pytest
 
 import browser as browsers
-from browser import Browser, answering, ask, begin, converse, drawn, finish, press, reload, texts
+from browser import (
+    Browser,
+    answering,
+    ask,
+    begin,
+    console,
+    converse,
+    drawn,
+    finish,
+    press,
+    reload,
+    texts,
+)
 
 pytestmark = browsers.needed
 
@@ -178,14 +190,13 @@ def test_a_screen_reader_hears_whole_sentences(page: Browser) -> None:
 
 
 def test_formulas_are_whole_and_the_console_has_no_errors(page: Browser) -> None:
-    page._http.post(f"/session/{page._session}/se/log", json={"type": "browser"})
+    console(page)
     converse(page, "formulas", FORMULAS)
     assert page.run("return document.querySelectorAll('.assistant math').length") == 6
     boxed = "getComputedStyle(document.querySelector('.assistant math > mrow'))"
     assert page.run(f"return {boxed}.borderTopStyle") == "solid"
     assert page.run("return document.querySelectorAll('mtable').length") == 3
-    told = page._http.post(f"/session/{page._session}/se/log", json={"type": "browser"}).json()
-    assert told["value"] == []
+    assert console(page) == []
 
 
 def test_code_has_its_language_and_copy_above_it_and_differences_colours(page: Browser) -> None:

@@ -1,7 +1,6 @@
 /* Talks with the server that the page came from. Knows requests and events, and no elements. */
 
 let key = "";
-const GONE = "The server does not answer. Is it still running?";
 
 /* The response; asks for the API key where the server wants one, and waits while its model is loaded: `onWait` is
    told the server's words about that. */
@@ -10,7 +9,7 @@ export async function ask(path, options = {}, onWait = () => {}) {
     const headers = { "Content-Type": "application/json" };
     if (key) headers.Authorization = "Bearer " + key;
     const response = await fetch(path, { ...options, headers }).catch(error => {
-      throw error instanceof TypeError ? new Error(GONE) : error;
+      throw error instanceof TypeError ? new Error("The server does not answer. Is it still running?") : error;
     });
     if (response.status === 503) {
       const { error } = await response.clone().json().catch(() => ({}));

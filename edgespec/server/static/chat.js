@@ -61,8 +61,8 @@ function showFailure() {
 
 /* What is here, and what can be tried. */
 async function showStart() {
-  const part = $("start").content.cloneNode(true), fit = part.querySelector(".fit");
-  part.querySelector("h2").textContent = model.id || "";
+  const part = $("start").content.cloneNode(true), [title, fit] = part.querySelectorAll("h2, .fit");
+  title.textContent = model.id || "";
   part.querySelector(conversation.converses ? ".beginnings" : ".ideas").remove();
   clear(part);
   fit.textContent = await engine.fit(model.size_bytes);
@@ -124,8 +124,7 @@ function send(text) {
   answer(conversation);
 }
 
-/* Asks for what follows the newest message, or for the rest of an answer that was cut: `message` grows wherever
-   the reader is meanwhile. */
+/* Asks for what follows the newest message, or for the rest of `message`, an answer that was cut. */
 async function answer(mine, message = null) {
   if (mine.growing) return;
   const asked = mine.path, { converses } = mine, controller = new AbortController();
@@ -161,13 +160,11 @@ async function answer(mine, message = null) {
         reason = choice.finish_reason || reason;
       }
     }
-    if (!reason) mine.failure = "The answer was cut off: the connection to the server ended.";
-    else if (message.content.length === begun) mine.failure = "The model answered nothing.";
-    else if (converses && reason === "length") {
-      mine.failure = meter.nTokens >= (model.context_length ?? Infinity)
-        ? "The context is full: a new conversation has room."
-        : "The answer was cut off: the server or its settings allow no more tokens or time.";
-    }
+    if (!reason) throw new Error("The answer was cut off: the connection to the server ended.");
+    if (message.content.length === begun) throw new Error("The model answered nothing.");
+    if (converses && reason === "length") throw new Error(meter.nTokens >= (model.context_length ?? Infinity)
+      ? "The context is full: a new conversation has room."
+      : "The answer was cut off: the server or its settings allow no more tokens or time.");
   } catch (error) {
     if (error.name !== "AbortError") mine.failure = error.message;
   }
@@ -182,10 +179,7 @@ function end(mine, meter) {
   const old = mine.messages.findLast(one => one.parent === mine.head);
   if (old) mine.choose(old);  /* there is no other version: the one that was there stays */
   if (!meter.nTokens) mine.state = message.isCut && message.content ? "stopped" : "";
-  if (mine !== conversation) {
-    alive.delete(mine.id);
-    return keep(mine);
-  }
+  if (mine !== conversation) return alive.delete(mine.id) && keep(mine);  /* unless it was deleted */
   if (!message.content || !mine.path.includes(message)) draw();
   else {  /* what is read stays as it is */
     showing.draw(false);
@@ -240,8 +234,7 @@ class Meter {
 
 function tell(mine) {
   if (mine !== conversation) return;
-  const isRunning = Boolean(mine.growing);
-  document.body.classList.toggle("running", isRunning);
+  const isRunning = document.body.classList.toggle("running", Boolean(mine.growing));
   $("send").hidden = isRunning;
   $("stop").hidden = !isRunning;
   $("state").textContent = mine.state;
@@ -260,8 +253,7 @@ function showList(isOpen) {
 function regenerate({ parent }) {
   if (conversation.growing) return;
   endEditing();
-  conversation.head = parent;
-  answer(conversation);
+  answer(Object.assign(conversation, { head: parent }));
 }
 
 function edit(message) {
@@ -282,10 +274,8 @@ function endEditing() {
   for (const one of $("log").querySelectorAll(".edited")) one.classList.remove("edited");
 }
 
-const stop = () => conversation.growing?.controller.abort();
 /* On a phone Enter breaks the line: its keyboard has no Shift+Enter. */
 const isPhone = () => matchMedia("(pointer: coarse)").matches;
-
 on("form", "submit", event => {
   event.preventDefault();
   const text = conversation.converses ? $("text").value.trim() : $("text").value;
@@ -308,13 +298,13 @@ document.addEventListener("keydown", event => {
   else if ($("settings").open) {
     $("settings").open = false;
     $("settings").firstElementChild.focus();
-  } else if (conversation.growing) stop();
+  } else if (conversation.growing) conversation.growing.controller.abort();
   else endEditing();
 });
 document.addEventListener("pointerdown", ({ target }) => {
   if (!$("settings").contains(target)) $("settings").open = false;
 });
-on("stop", "click", stop);
+on("stop", "click", () => conversation.growing?.controller.abort());
 on("log", "click", ({ target }) => target.classList.contains("idea") && send(target.textContent));
 on("new", "click", () => {
   const { converses, system, sampling } = conversation;
@@ -351,23 +341,17 @@ async function attach(files) {
   }
   $("text").focus();
 }
-
 on("attach", "click", () => { $("files").value = ""; $("files").click(); });
 on("files", "change", () => attach([...$("files").files]));
-on("text", "paste", event => {
-  if (!event.clipboardData.files.length) return;
-  event.preventDefault();
-  attach(event.clipboardData.files);
-});
-for (const kind of ["dragover", "dragleave", "drop"]) {
+for (const kind of ["dragover", "dragleave", "drop", "paste"]) {
   document.addEventListener(kind, event => {
-    if (!event.dataTransfer?.types.includes("Files")) return;
+    const given = event.dataTransfer || event.clipboardData;
+    if (!given?.types.includes("Files")) return;
     event.preventDefault();
     document.body.classList.toggle("dropping", kind === "dragover");
-    if (kind === "drop") attach(event.dataTransfer.files);
+    if (["drop", "paste"].includes(kind)) attach([...given.files]);
   });
 }
-
 on("system", "input", () => keep(Object.assign(conversation, { system: $("system").value })));
 for (const name of SAMPLING) {
   on(name, "input", () => {
@@ -393,14 +377,12 @@ function showTheme(theme) {
   document.documentElement.dataset.theme = theme;
   $("theme").title = $("theme").ariaLabel = `Theme: ${theme}`;
 }
-
 on("theme", "click", () => {
   showTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]);
   attempt(() => localStorage.setItem("edgespec theme", document.documentElement.dataset.theme));
 });
 
-/* Talks with a model from now on: a conversation, or a text that goes on where it has no chat template. One that is
-   not loaded says only then which. */
+/* Talks with a model from now on: a conversation, or a text that goes on where it has no chat template. */
 function use(one) {
   const converses = one.chat ?? true;
   model = one;
@@ -430,17 +412,17 @@ async function begin() {
   use(first);
 }
 
-/* What a model says of itself once it is loaded. */
-async function learn() {
+/* What the model says of itself, which it knows once it is loaded. */
+async function learn(isChosen = false) {
   const one = (await writingModels()).find(({ id }) => id === named);
-  if (one.chat === false && conversation.converses) return use(one);
+  if (isChosen || one.chat === false && conversation.converses) return use(one);
   model = one;
   showSettings();
 }
 
-on("model", "change", async () => {
+on("model", "change", () => {
   named = $("model").value;
-  use((await writingModels()).find(({ id }) => id === named));
+  learn(true);
 });
 showTheme(attempt(() => localStorage.getItem("edgespec theme")) || "system");
 begin().catch(error => showError(error.message, "Try again", () => location.reload()));

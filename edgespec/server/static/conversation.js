@@ -102,16 +102,17 @@ export class Conversation {
 
   /* Shows the branch of a message to its newest end. */
   choose(message) {
-    for (let next = message; next; next = this.messages.findLast(({ parent }) => parent === this.head)) {
+    let next = message;  /* a file may hold circles */
+    for (let n = this.messages.length; next && n > 0; n -= 1) {
       this.head = next.id;
+      next = this.messages.findLast(({ parent }) => parent === this.head);
     }
   }
 
   /* The body of the request for what follows some messages. */
   request(messages, mostContinued, model) {
-    const body = { stream: true, stream_options: { include_usage: true }, return_progress: true,
-      return_origins: true, ...this.sampling };
-    if (model) body.model = model;
+    const body = { stream: true, stream_options: { include_usage: true }, return_progress: true, return_origins: true };
+    Object.assign(body, this.sampling, model && { model });
     if (this.converses) {
       body.messages = messages.map(({ role, content }) => ({ role, content }));
       if (this.system.trim()) body.messages.unshift({ role: "system", content: this.system });
@@ -172,8 +173,7 @@ export class Conversation {
   }
 }
 
-/* Reads all copies, and calls `onChange` with the copy that another tab has kept, or the id alone of one
-   that it has deleted. */
+/* Reads all copies, and calls `onChange` with one that another tab has kept, or the id alone if it was deleted. */
 export async function readAll(onChange) {
   const all = await withStore("readonly", store => store.getAll()).catch(() => []);  /* they go on without a database */
   for (const copy of all) if (isWhole(copy)) copies.set(copy.id, copy);
@@ -212,7 +212,6 @@ export const remember = ({ id }) => attempt(() => sessionStorage.setItem(CURRENT
 
 /* The conversation that this tab had, else a new one. */
 export function remembered(converses) {
-  const id = attempt(() => sessionStorage.getItem(CURRENT));
-  const copy = kept(converses).find(one => one.id === id);
+  const id = attempt(() => sessionStorage.getItem(CURRENT)), copy = kept(converses).find(one => one.id === id);
   return copy ? restored(copy) : new Conversation({ converses });
 }

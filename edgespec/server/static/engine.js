@@ -127,16 +127,13 @@ $("passes").addEventListener("keydown", event => {
 function drawFigures() {
   const passes = passesOf(watched?.origins || []), runs = passes.flat();
   const count = some => some.reduce((sum, run) => sum + run[3], 0);
-  const all = count(runs), right = count(runs.filter(([by]) => by !== "target"));
-  const rows = [];
+  const all = count(runs), right = count(runs.filter(([by]) => by !== "target")), rows = [];
   if (watched?.speed) rows.push(["tokens a second", rate(watched.speed), "big"]);
   if (report?.plain_token_s) rows.push(["a second without guesses", rate(1 / report.plain_token_s), "big"]);
   if (all) rows.push(["tokens a pass", (all / passes.length).toFixed(1)], ["guessed right", `${Math.round(100 * right / all)} %`]);
   const nRead = before && now ? now.read_bytes_total - before.read_bytes_total : 0;
-  if (nRead > 0) {
-    const waited = now.stall_seconds_total - before.stall_seconds_total;
-    rows.push(["read for it", size(nRead)], ["waited for that", `${waited.toFixed(1)} s`]);
-  }
+  const waited = nRead > 0 ? now.stall_seconds_total - before.stall_seconds_total : 0;
+  if (nRead > 0) rows.push(["read for it", size(nRead)], ["waited for that", `${waited.toFixed(1)} s`]);
   $("figures").replaceChildren(...rows.flatMap(row));
 }
 
@@ -180,9 +177,8 @@ const wanted = () => Math.round(Math.max(report.smallest_bytes,
   Math.min($("budget").value / 1000 * whole(), Math.max(report.most_bytes, report.budget_bytes))));
 
 $("budget").addEventListener("input", () => {
-  if (!report) return;
-  isSliding = true;
-  tellBudget(wanted());
+  isSliding = Boolean(report);
+  if (isSliding) tellBudget(wanted());
 });
 $("budget").addEventListener("change", async () => {
   if (!report) return;

@@ -7,8 +7,7 @@ import { iconButton } from "./view.js";
 const list = document.getElementById("conversations");
 const search = document.getElementById("search");
 
-/* Draws the list. `alive` are conversations of this tab by id; `acts` are functions of a conversation: open,
-   rename, save, remove. */
+/* Draws the list. `alive` has conversations of this tab by id, `acts` functions of one: open, rename, save, remove. */
 export function drawLibrary(current, alive, acts) {
   if (list.querySelector("input")) return;  /* a name is being typed */
   const wanted = search.value.trim(), all = kept(current.converses, wanted);

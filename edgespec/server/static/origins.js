@@ -29,11 +29,8 @@ export function addOrigins(runs, origins) {
 }
 
 /* The runs as elements, in colours of their sources. */
-export const tinted = runs => runs.map(([by, text]) => {
-  const span = element("span", `by ${by}`, text);
-  span.title = SOURCES[by];
-  return span;
-});
+export const tinted = runs => runs.map(([by, text]) =>
+  Object.assign(element("span", `by ${by}`, text), { title: SOURCES[by] }));
 
 /* An explanation of the colours, with the share of each source in some runs. */
 export function legend(runs) {

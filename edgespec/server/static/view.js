@@ -9,8 +9,7 @@ const log = document.getElementById("log");
 let follows = true;
 let latestTop = 0;
 
-/* What a model writes is Markdown; HTML in it is text. The sanitiser lets through what Markdown
-   makes and nothing that loads or runs. */
+/* What a model writes is Markdown; HTML in it is text. The sanitiser lets nothing through that loads or runs. */
 const escaped = text => text.replace(/[&<>"]/g, sign => `&#${sign.charCodeAt(0)};`);
 const asText = ({ text }) => escaped(text);
 
@@ -159,8 +158,7 @@ export class Shown {
     this.nHeard = end;
   }
 
-  /* Buttons under the message: `actions` have a name, an icon and a function; `versions` are messages, of which
-     another one may be chosen. */
+  /* Buttons under the message: `actions` have names, icons and functions; of `versions` another may be chosen. */
   offer(actions, versions = [], choose = () => {}) {
     const tools = element("div", "tools");
     if (versions.length > 1) {
