@@ -116,6 +116,11 @@ class MemoryPlan:
         return any(row.owner == "draft" for row in self.rows)
 
     @property
+    def looks_up(self) -> bool:
+        """True if a target that pages without a draft has buffers for guesses from its text."""
+        return self.paged and not self.has_draft and self.max_nodes > self.n_parallel
+
+    @property
     def gpu_planned_bytes(self) -> int:
         return sum(row.nbytes for row in self.gpu_rows)
 

@@ -92,15 +92,12 @@ class LoadedModels(Closeable):
     """The settings that they were loaded by, without a draft that was left out."""
     needs: ModelNeeds | None = None
     """Memory needs of the target, for other budgets."""
-    looks_up: bool = False
-    """Guesses come from the text where the engine's settings leave that open: the target pages and
-    has no draft."""
 
     def settled(self, settings: EngineSettings) -> EngineSettings:
         """The engine's settings, with guesses from the text where they are left open and planned
         for."""
-        is_open = self.looks_up and settings.lookup is None
-        return settings.but(lookup=True) if is_open else settings
+        is_open = settings.lookup is None and not settings.draws_guesses
+        return settings.but(lookup=True) if is_open and self.plan.looks_up else settings
 
     def close(self) -> None:
         """Free everything. Idempotent."""
@@ -137,10 +134,6 @@ class _Opening(Closeable):
     def _settings(self) -> LoadSettings:
         """The settings, without a draft once that is left out."""
         return self._models.settings
-
-    @property
-    def _engine_settings(self) -> EngineSettings:
-        return self._models.engine_settings
 
     def close(self) -> None:
         self._cleanup.close()
@@ -194,7 +187,7 @@ class _Opening(Closeable):
     def _planned_for(self, n_texts: int) -> MemoryPlan | None:
         """The plan for `n_texts` at once; None if budget, draft or model stand in the way."""
         fixed = {"n_parallel": n_texts, "memory_budget": self._models.budget_bytes}
-        settings, rules = self._settings.model_copy(update=fixed), self._engine_settings
+        settings, rules = self._settings.model_copy(update=fixed), self._models.engine_settings
         if settings.draft is None and not rules.lookup:
             rules = rules.but(lookup=False)
         try:
@@ -231,9 +224,9 @@ class _Opening(Closeable):
             self._report["total"] = time.perf_counter() - self._began
             # runtimes may add notes while loading
             memory_plan = self._with_notes(memory_plan, self._models.notes(memory_plan))
-            looks_up, needs = self._models.looks_up(memory_plan), first.needs()
+            needs = first.needs()
             on_failure.pop_all()
-        return LoadedModels(target, draft, memory_plan, self._report, settings, needs, looks_up)
+        return LoadedModels(target, draft, memory_plan, self._report, settings, needs)
 
     def _run(self, phase: str, call: Callable[[], T], check: Callable[[], None] | None = None) -> T:
         """Result of `call` in the worker; `check` is polled meanwhile."""
@@ -289,12 +282,10 @@ class _Opening(Closeable):
             return paired
         target, draft = models.target, models.prepared[1].info
         alone = models.divided([target.needs()])  # with buffers for guesses
-        speed, weight_bytes = (
-            Speed(disk, target.info.n_threads or USUAL_THREADS),
-            target.info.size_bytes,
-        )
-        with_draft = speed.paired(paired, weight_bytes, draft.size_bytes)
-        without = speed.alone(alone, weight_bytes, looks_up=models.engine_settings.lookup is None)
+        speed = Speed(disk, target.info.n_threads or USUAL_THREADS)
+        with_draft = speed.paired(paired, target.info.size_bytes, draft.size_bytes)
+        looks_up = models.engine_settings.lookup is None
+        without = speed.alone(alone, target.info.size_bytes, looks_up)
         gain = without.speedup(with_draft)[0]
         if gain <= 1 or (gain < pairing.MIN_GAIN and not settings.optional_draft):
             return paired
@@ -323,9 +314,9 @@ class _Opening(Closeable):
 
     def _unused_rules(self, plan: MemoryPlan) -> Sequence[str]:
         """A note about rules of guessing that were given although nothing guesses."""
-        rules = self._engine_settings
+        rules = self._models.engine_settings
         may_guess = self._settings.draft is not None or rules.lookup is not None
-        if may_guess or self._models.looks_up(plan) or not rules.of_guesses:
+        if may_guess or plan.looks_up or not rules.of_guesses:
             return ()
         given = " and ".join(f"`{name}`" for name in rules.of_guesses)
         return (

@@ -81,11 +81,6 @@ class PreparedModels(Closeable):
         """Number of texts generated at once."""
         return self.engine_settings.n_texts(self.target.info)
 
-    def looks_up(self, plan: MemoryPlan) -> bool:
-        """True if guesses come from the text because the settings leave that open and the target
-        pages by this plan."""
-        return self._may_look_up and plan.paged and plan.max_nodes > self.n_parallel
-
     @property
     def _may_look_up(self) -> bool:
         """True if the plan decides whether guesses come from the text."""
