@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from edgespec.engine.engine import Engine
+from edgespec.engine.generation import Generation
 from edgespec.engine.settings import EngineSettings
-from edgespec.ports import LanguageModel
+from edgespec.engine.text import Text
+from edgespec.ports import LanguageModel, Progress
+from edgespec.ports.text_request import TextRequest
 from edgespec.rules.sampling import SamplingParams
 from edgespec.values import GenerationResult, TokenEvent
 from fake_model import FakeModel, fixed_text
@@ -19,6 +22,31 @@ GREEDY = SamplingParams()
 WARM = SamplingParams(temperature=0.8, seed=4)
 COUNTING = fixed_text(list(range(10)), N_VOCAB, len(PROMPT))
 """0 1 2 ... 9 0 1 ..., nearly for sure."""
+
+
+class AskedEngine(Engine):
+    """An engine without a session."""
+
+    def run(self, text: Text) -> Generation:
+        """The tokens of a request."""
+        return Generation(self, text)
+
+    def generate(
+        self,
+        prompt_tokens: Sequence[int],
+        sampling: SamplingParams,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        progress: Progress | None = None,
+    ) -> Generation:
+        """Admit and `run` a request."""
+        terms = TextRequest(tuple(prompt_tokens), sampling, max_tokens, stop, progress=progress)
+        return self.run(self.admit(terms))
+
+    @property
+    def committed(self) -> Sequence[int]:
+        """Committed tokens of slot 0."""
+        return tuple(self.slots[0].committed)
 
 
 def finish(events: Iterator[TokenEvent]) -> GenerationResult:
@@ -46,7 +74,7 @@ def generate(
     stop: Sequence[str] = (),
     **engine_settings: Any,
 ) -> GenerationResult:
-    with Engine(target, draft, EngineSettings(step_aside=False, **engine_settings)) as engine:
+    with AskedEngine(target, draft, EngineSettings(step_aside=False, **engine_settings)) as engine:
         return finish(engine.generate(prompt, sampling, max_tokens, stop))
 
 

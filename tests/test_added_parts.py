@@ -7,12 +7,12 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from edgespec import UsageError, extras
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources.lookup import LookupSource
 from edgespec.ports import Vocabulary
 from edgespec.values import ModelInfo
 from engine_cases import GREEDY, PROMPT, counting, finish
+from engine_cases import AskedEngine as Engine
 
 
 class Repeats(LookupSource):

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.paging.eviction import LeastLikely
 from edgespec.rules.sampling import SamplingParams
 from edgespec.values import PassReport
+from engine_cases import AskedEngine as Engine
 from fake_model import Language
 from virtual_clock import MB_PER_S, Clock, Machine, Points
 from virtual_pair import Measured, VirtualDraft, VirtualTarget, put_on

@@ -14,7 +14,6 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import choose_slot
 from edgespec.engine.state_store import Learnt, StateStore, renewed
@@ -23,6 +22,7 @@ from edgespec.ports import PassPart
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.sampling import SamplingParams
 from edgespec.values import GenerationResult, PagingStats, PassReport
+from engine_cases import AskedEngine as Engine
 from engine_cases import finish, forget
 from fake_model import FakeModel, Language
 from virtual_clock import Clock, Machine, slowed

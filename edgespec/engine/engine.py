@@ -23,7 +23,6 @@ from edgespec.concurrency.owning import Users, close_all
 from edgespec.concurrency.worker import Running, Worker
 from edgespec.engine import prompt_reading
 from edgespec.engine.admission import admit, check_sources, notes_on, obstacle
-from edgespec.engine.generation import Generation
 from edgespec.engine.growth import Logits, TreeGrowth, check
 from edgespec.engine.ledger import Deal
 from edgespec.engine.outcome import RoundOutcome, surest
@@ -36,7 +35,7 @@ from edgespec.engine.state_store import KeptLedger, StateStore
 from edgespec.engine.text import Text
 from edgespec.errors import SessionClosed
 from edgespec.pool import Pool
-from edgespec.ports import LanguageModel, PassPart, Progress
+from edgespec.ports import LanguageModel, PassPart
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.sampling import Sampler, SamplingParams
 from edgespec.settings.rule_names import Keeps
@@ -103,35 +102,14 @@ class Engine(TreeGrowth):
         )
 
     def admit(self, terms: TextRequest) -> Text:
-        """Prepare a request for `run`. Raises UsageError if the target cannot serve it."""
+        """Prepare a request, whose tokens a `Generation` asks for. Raises UsageError if the target
+        cannot serve it."""
         rule = self.acceptance if self.sources else None
         with self._users.use():
             text = admit(self.target, terms, rule, self.settings.n_keep)
         for note in self._notes:
             text.tally.note(note)
         return text
-
-    def run(self, text: Text) -> Generation:
-        """The tokens of a request. After an error, Ctrl-C or closing it, the models hold no
-        provisional KV, and the engine can be used again."""
-        return Generation(self, text)
-
-    def generate(
-        self,
-        prompt_tokens: Sequence[int],
-        sampling: SamplingParams,
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
-        progress: Progress | None = None,
-    ) -> Generation:
-        """Admit and `run` a request."""
-        terms = TextRequest(tuple(prompt_tokens), sampling, max_tokens, stop, progress=progress)
-        return self.run(self.admit(terms))
-
-    @property
-    def committed(self) -> Sequence[int]:
-        """Committed tokens of slot 0."""
-        return tuple(self.slots[0].committed)
 
     def step(self, texts: Sequence[Text]) -> None:
         """One pass over the target's weights: prepare, guess, verify, accept, learn."""

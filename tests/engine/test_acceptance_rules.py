@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from edgespec.engine.admission import notes_on
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.pool import Draws
@@ -22,6 +21,7 @@ from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES
 from edgespec.rules.sampling import Sampler, SamplingParams
 from edgespec.settings.rule_names import AcceptanceName, Keeps
 from engine_cases import N_VOCAB, PROMPT, counting, generate
+from engine_cases import AskedEngine as Engine
 from fake_model import FakeModel, blend, random_language
 from one_tree import ROOT, OneTree
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from source_cases import ask, text_of
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources.head_source import BlockSource
 from edgespec.errors import UsageError
@@ -19,6 +18,7 @@ from edgespec.pool import line
 from edgespec.ports import PassPart
 from edgespec.rules.sampling import SamplingParams
 from edgespec.values import GenerationResult
+from engine_cases import AskedEngine as Engine
 from engine_cases import assert_nothing_provisional, finish
 from fake_model import FakeModel, blend, fake_features, random_language
 from one_tree import ROOT, OneTree

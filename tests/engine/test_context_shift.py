@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources.model_source import SINK_TOKENS
 from edgespec.engine.transcript import FIRST_TOKENS, left_by_shift
 from edgespec.errors import UsageError
 from edgespec.rules.sampling import SamplingParams
 from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, assert_nothing_provisional, finish, generate
+from engine_cases import AskedEngine as Engine
 from fake_model import FakeModel, blend, random_language
 
 LANGUAGE = random_language(1, N_VOCAB, order=6)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import GrammarError
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.sampling import Sampler, SamplingParams, distribution
+from engine_cases import AskedEngine as Engine
 from engine_cases import finish
 from fake_model import FakeModel, blend, random_language
 

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.pool import Draws
 from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES, AcceptanceRule, Growth, drawn
 from edgespec.rules.filters import Logits
 from edgespec.rules.sampling import Sampler, SamplingParams, distribution
 from edgespec.settings.rule_names import AcceptanceName, Keeps
+from engine_cases import AskedEngine as Engine
 from engine_cases import finish
 from fake_model import FakeModel, Language, blend, random_language
 from one_tree import ROOT, OneTree

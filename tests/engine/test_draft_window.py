@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources.model_source import SINK_TOKENS
 from edgespec.rules.sampling import SamplingParams
 from edgespec.values import GenerationResult
 from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, finish, generate
+from engine_cases import AskedEngine as Engine
 from fake_model import FakeModel, blend, random_language
 
 LANGUAGE = random_language(1, N_VOCAB)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.ports import LanguageModel, PassPart
@@ -31,6 +30,7 @@ from engine_cases import (
     generate,
     waits_for_steps_of,
 )
+from engine_cases import AskedEngine as Engine
 from fake_model import FakeModel, blend, fixed_text, random_language
 from features_contract import FeaturesContract
 from port_contract import PortContract

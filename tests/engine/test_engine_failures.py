@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, ModelError
 from edgespec.ports import PassPart
@@ -25,6 +24,7 @@ from engine_cases import (
     follow,
     generate,
 )
+from engine_cases import AskedEngine as Engine
 from fake_model import FakeModel, fixed_text, random_language
 
 # Provisional KV is a transaction

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import ModelError
 from edgespec.values import GenerationResult
@@ -24,6 +23,7 @@ from engine_cases import (
     generate,
     waits_for_steps_of,
 )
+from engine_cases import AskedEngine as Engine
 from fake_model import FakeModel, Language, blend, fixed_text, random_language
 
 # Drafting beside a pass

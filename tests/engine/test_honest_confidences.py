@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources.mixer import Mixer
 from edgespec.engine.sources.source import Opinion
 from engine_cases import GREEDY, finish
+from engine_cases import AskedEngine as Engine
 from fake_model import FakeModel, Language
 
 N_VOCAB = 40

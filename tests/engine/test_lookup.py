@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from source_cases import ask, text_of, tokens_of
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources import lookup as lookup_module
 from edgespec.engine.sources.lookup import BYTES, KINDS, N_CLIENTS, LookupSource, TextIndex
@@ -20,6 +19,7 @@ from edgespec.pool import line
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.sampling import SamplingParams
 from engine_cases import GREEDY, N_VOCAB, WARM, assert_nothing_provisional, finish
+from engine_cases import AskedEngine as Engine
 from fake_model import FakeModel, fixed_text, random_language
 
 TEXTS = st.lists(st.integers(0, 3), max_size=60)

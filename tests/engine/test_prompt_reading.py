@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import PassPart, Progress
 from engine_cases import COUNTING, GREEDY, N_VOCAB, counting, finish
+from engine_cases import AskedEngine as Engine
 from fake_model import FakeModel
 from one_tree import OneTree
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.text import N_LEFT
 from edgespec.errors import UsageError
 from engine_cases import GREEDY, N_VOCAB, Failing, finish
+from engine_cases import AskedEngine as Engine
 from fake_model import FakeModel, random_language
 
 LANGUAGE = random_language(5, N_VOCAB)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from source_cases import ask, text_of, tokens_of
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources.recycling import RecyclingSource, SuccessorTable
 from edgespec.pool import line
 from edgespec.rules.sampling import SamplingParams
 from engine_cases import GREEDY, N_VOCAB, WARM, assert_nothing_provisional, finish
+from engine_cases import AskedEngine as Engine
 from fake_model import FakeModel, random_language
 
 

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import GrammarError, ModelError
 from edgespec.ports.text_request import TextRequest
@@ -31,6 +30,7 @@ from engine_cases import (
     assert_nothing_provisional,
     counting,
 )
+from engine_cases import AskedEngine as Engine
 from fake_model import FakeModel, Language, blend, random_language
 
 EOG = N_VOCAB - 1

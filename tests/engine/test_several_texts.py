@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.generation import Generation
 from edgespec.engine.ledger import Deal
 from edgespec.engine.outcome import RoundOutcome
@@ -24,6 +23,7 @@ from edgespec.ports.text_request import TextRequest
 from edgespec.rules.sampling import SamplingParams
 from edgespec.rules.stop_rules import Nodes, StopRule
 from edgespec.values import PassReport
+from engine_cases import AskedEngine as Engine
 from engine_cases import assert_nothing_provisional, finish
 from fake_model import FakeModel, blend, random_language
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.engine import text as engine_text
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import PassPart, Progress
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.sampling import SamplingParams
+from engine_cases import AskedEngine as Engine
 from engine_cases import assert_nothing_provisional
 from fake_model import FakeModel, blend, random_language
 from one_tree import OneTree

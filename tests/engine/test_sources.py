@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from source_cases import ask, text_of
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources.model_source import ModelSource
 from edgespec.engine.sources.source import FreeSource, Opinion
 from edgespec.engine.text import Text
 from edgespec.pool import Pool, line
 from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, counting, finish, generate
+from engine_cases import AskedEngine as Engine
 from fake_model import FakeModel, blend, random_language
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources.mixer import MAX_RECALLED, Mixer
 from edgespec.engine.state_store import (
@@ -25,6 +24,7 @@ from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec.values import PagingStats, PassReport
 from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, finish
+from engine_cases import AskedEngine as Engine
 from fake_model import FakeModel, blend, random_language
 
 LANGUAGE = random_language(5, N_VOCAB)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.outcome import RoundOutcome, Tally
 from edgespec.values import PassReport, RoundStats
 from engine_cases import GREEDY, PROMPT, counting, finish
+from engine_cases import AskedEngine as Engine
 
 
 def outcome(accepted: int) -> RoundOutcome:

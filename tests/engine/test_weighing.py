@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.values import PagingStats, PassReport
 from engine_cases import N_VOCAB, PROMPT, WARM, finish, generate
+from engine_cases import AskedEngine as Engine
 from fake_model import FakeModel, blend, random_language
 
 LANGUAGE = random_language(5, N_VOCAB, sharpness=2.0)

@@ -15,12 +15,12 @@ from test_aligned_texts import opened
 from test_gguf_types import quantised
 from test_one_text import paged, request_of, resident, wide
 
-from edgespec.engine.engine import Engine
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel, PassPart
 from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
+from engine_cases import AskedEngine as Engine
 from engine_cases import finish
 from gguf_files import U32
 from one_tree import ROOT, OneTree

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from test_gguf_model import open_paged, open_resident
 
-from edgespec.engine.engine import Engine
 from edgespec.models import catalogue
 from edgespec.rules.sampling import SamplingParams
 from edgespec.session.warm_start import warm_start
 from edgespec.values import GenerationResult
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
+from engine_cases import AskedEngine as Engine
 from engine_cases import finish
 from expert_routing import record
 from port_calls import prefill

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from test_gguf_types import quantised
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import StateError
 from edgespec.models.embedded import embedded_pair
@@ -21,6 +20,7 @@ from edgespec.runtimes import ModelRequest
 from edgespec.state.prefix_cache import PrefixCache
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context import state_pieces
+from engine_cases import AskedEngine as Engine
 from one_tree import OneTree
 from paging_contract import load_paged
 from port_calls import evaluate, prefill

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import zoo_files
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel
 from edgespec.ports.text_request import TextRequest
@@ -17,6 +16,7 @@ from edgespec.runtimes import ModelRequest
 from edgespec.state.prefix_cache import PrefixCache
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context import state_pieces
+from engine_cases import AskedEngine as Engine
 from paging_contract import load_paged
 from zoo_species import EXPERTS_ONLY, Species
 

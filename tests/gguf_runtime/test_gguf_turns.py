@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.text import N_LEFT
 from edgespec.errors import EdgespecError
@@ -18,6 +17,7 @@ from edgespec_runtimes.gguf.context.recurrent import N_CHECKPOINTS
 from edgespec_runtimes.gguf.context.rows import RowBatch
 from edgespec_runtimes.gguf.model import GgufModel
 from engine_cases import GREEDY, finish
+from engine_cases import AskedEngine as Engine
 from paging_contract import load_paged
 from zoo_files import write_model
 from zoo_species import Species

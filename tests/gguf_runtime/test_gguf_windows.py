@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError
 from edgespec.ports import PassPart
@@ -23,6 +22,7 @@ from edgespec_runtimes.gguf.context.contexts import window_shape
 from edgespec_runtimes.gguf.context.rows import RowBatch
 from edgespec_runtimes.gguf.context.windows import SLACK_TOKENS, PromptEnds, WindowShape
 from edgespec_runtimes.gguf.model import GgufModel
+from engine_cases import AskedEngine as Engine
 from engine_cases import finish
 from one_tree import OneTree
 from paging_contract import load_paged, one_by_one

@@ -14,7 +14,6 @@ import pytest
 
 import edgespec
 from edgespec.cli.command_line import main
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import ModelError, UsageError
 from edgespec.ports import LanguageModel
@@ -27,6 +26,7 @@ from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.entry import GgufRuntime
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
+from engine_cases import AskedEngine as Engine
 from engine_cases import finish
 from gguf_files import (
     borrowing,

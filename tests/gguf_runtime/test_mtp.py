@@ -19,7 +19,6 @@ import pytest
 import edgespec
 from edgespec import runtimes
 from edgespec.cli.command_line import main
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import ModelError
 from edgespec.memory import process
@@ -38,6 +37,7 @@ from edgespec_runtimes.gguf.llama.bindings import lib, llama_cpp_ext
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
+from engine_cases import AskedEngine as Engine
 from engine_cases import finish
 from features_contract import TOKENS, FeaturesContract, Received
 from head_cases import LINE, PROMPT, head_request

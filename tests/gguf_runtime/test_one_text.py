@@ -15,7 +15,6 @@ import pytest
 from test_gguf_types import quantised
 from test_reference_kernels import line
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import FetchError
 from edgespec.memory.needs import ModelNeeds
@@ -27,6 +26,7 @@ from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights.packing import name_patterns, packed_matrices
+from engine_cases import AskedEngine as Engine
 from engine_cases import finish
 from fake_model import FakeModel, fixed_text
 from gguf_files import U32, Gguf, tiny_llama

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from test_gguf_types import quantised
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel, PassPart, Progress
@@ -18,6 +17,7 @@ from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
 from edgespec.state.prefix_cache import PrefixCache
 from edgespec_runtimes.gguf import runtime
+from engine_cases import AskedEngine as Engine
 from engine_cases import finish, forget
 from fake_model import FakeModel, fixed_text
 from paging_contract import load_paged

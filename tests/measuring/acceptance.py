@@ -24,7 +24,6 @@ from typing import Literal
 
 from edgespec.cli.commands.bench import BUDGET_SHARE
 from edgespec.cli.invocation import read_prompts
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.jobs import limits
 from edgespec.jobs.launching import drop_cache
@@ -34,6 +33,7 @@ from edgespec.settings.config import LoadSettings
 from edgespec.settings.rule_names import AcceptanceName, FallbackName
 from edgespec.settings.units import parse_rate, parse_size
 from edgespec.values import GenerationResult
+from engine_cases import AskedEngine as Engine
 from engine_cases import finish
 
 TEMPERATURES = (0.0, 0.6, 1.0)

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.cli.invocation import read_prompts
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources.mixer import Mixer
 from edgespec.engine.sources.source import Opinion
@@ -22,6 +21,7 @@ from edgespec.rules.sampling import SamplingParams
 from edgespec.session.opening import open_models
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.rule_names import FallbackName
+from engine_cases import AskedEngine as Engine
 from engine_cases import finish
 
 

@@ -26,7 +26,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MIB
 from edgespec.memory.cgroups import table
@@ -34,6 +33,7 @@ from edgespec.ports import LanguageModel
 from edgespec.rules.sampling import Sampler, SamplingParams
 from edgespec.session.opening import open_models
 from edgespec.settings.config import LoadSettings
+from engine_cases import AskedEngine as Engine
 from engine_cases import finish
 
 TESTS = Path(__file__).parents[1]

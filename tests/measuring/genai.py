@@ -22,11 +22,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.rules.sampling import SamplingParams
 from edgespec.session.opening import open_models
 from edgespec.settings.config import LoadSettings
+from engine_cases import AskedEngine as Engine
 
 GENAI = """
 import json, sys, time

@@ -17,12 +17,12 @@ pytest.importorskip("llama_cpp", reason="the GGUF runtime is not installed")
 from onnx import numpy_helper
 
 import edgespec
-from edgespec.engine.engine import Engine
 from edgespec.errors import ModelError
 from edgespec.rules.sampling import SamplingParams
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes import gguf
 from edgespec_runtimes import onnx as onnx_runtime
+from engine_cases import AskedEngine as Engine
 from engine_cases import finish
 from gguf_files import (
     Gguf,

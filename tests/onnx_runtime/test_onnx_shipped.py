@@ -18,10 +18,10 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel, PassPart
 from edgespec.rules.sampling import SamplingParams
+from engine_cases import AskedEngine as Engine
 from one_tree import OneTree
 from onnx_models import open_paged, open_resident
 from onnx_reference import WholeModel

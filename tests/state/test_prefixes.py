@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.text import N_LEFT
 from edgespec.errors import UsageError
@@ -20,6 +19,7 @@ from edgespec.state.chains import MIN_TOKENS
 from edgespec.state.checkpoint_chain import END, TOKENS_OF_A_NAME
 from edgespec.state.prefix_cache import PrefixCache
 from engine_cases import GREEDY
+from engine_cases import AskedEngine as Engine
 from fake_model import FAKE_BLOCK_TOKENS, FakeModel, random_language
 
 N_VOCAB = 40

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from edgespec.cli import command_line
-from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, WeightReadError
 from edgespec.memory.budget import plan_memory
@@ -29,6 +28,7 @@ from edgespec.tracing.spans import Track
 from edgespec.tracing.trace_file import TraceFile
 from edgespec.values import GenerationResult, PagingStats
 from engine_cases import GREEDY, N_VOCAB, PROMPT, counting, finish, waits_for_steps_of
+from engine_cases import AskedEngine as Engine
 from fake_model import FakeModel, blend, fixed_text, random_language
 from one_tree import ROOT, OneTree
 from port_calls import evaluate, prefill
