@@ -93,7 +93,7 @@ def test_dir_and_help_show_the_public_names() -> None:
 def test_settings_show_names_defaults_and_meanings_before_anything_of_pydantic() -> None:
     shown = pydoc.render_doc(edgespec.LoadSettings, renderer=pydoc.plaintext)
     shown = shown.partition("Method resolution order")[0]
-    assert "ctx_size = 0\n |      Tokens of context; 0 is what the model was" in shown
+    assert "ctx_size = 0\n |      Tokens of context of a text; 0 is what the model was" in shown
     assert "memory_budget='auto', " in shown.splitlines()[3]
     for text in (shown, repr(edgespec.LoadSettings(model="m"))):
         assert not re.search("pydantic_|FieldInfo|Flag\\(|model_dump|optional_draft", text)
