@@ -1,5 +1,4 @@
-"""Requests of a batch: those that were seen, those with an answer in its file, and the model that
-answers each of the others."""
+"""Requests of a batch: those that were seen, and those with an answer in its file."""
 
 from __future__ import annotations
 
@@ -10,12 +9,8 @@ from hashlib import blake2b
 
 from edgespec.batch.lines import (
     BatchAnswer,
-    BatchRequest,
-    LineError,
     is_begun_answer,
     parse_answer,
-    parse_line,
-    request_key,
 )
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files.line_log import LineLog
@@ -110,40 +105,3 @@ def writer(log: LineLog, name: str) -> Callable[[bytes], None]:
             log.append(line)
 
     return write
-
-
-Lines = Iterator[tuple[int, bytes | None]]
-
-
-class LineGroups:
-    """The group of each line of a file; group 0 needs no model.
-
-    It has the lines that are invalid, repeat a custom_id, were answered by an earlier run, or name
-    no usable model.
-    """
-
-    def __init__(
-        self, lines: Lines, group_of: Callable[[BatchRequest], int], earlier: Answered
-    ) -> None:
-        """Read all `lines`; `group_of` gives the group of a valid one."""
-        self._groups = array("H")
-        """Groups by the number of the line."""
-        seen = KeySet()
-        for number, text in lines:
-            self._groups.extend([0] * (number + 1 - len(self._groups)))
-            try:
-                request = parse_line(text or b"")
-            except LineError:
-                continue
-            is_done = request_key(request.custom_id) in earlier.answered
-            if seen.add(request.custom_id) and not is_done:
-                self._groups[number] = group_of(request)
-
-    def __contains__(self, group: int) -> bool:
-        return group in self._groups
-
-    def of(self, group: int, lines: Lines) -> Lines:
-        """Those of `lines` that are in `group`; lines that came later are for the next run."""
-        for number, text in lines:
-            if number < len(self._groups) and self._groups[number] == group:
-                yield number, text

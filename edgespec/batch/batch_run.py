@@ -85,11 +85,9 @@ class BatchRun:
         cancel: Callable[[], None],
         earlier: Answered,
         n_at_once: int = 1,
-        so_far: BatchCounts | None = None,
-        seen: KeySet | None = None,
     ) -> None:
         """`start` is `starting(completions)`. `lines` come from `numbered_lines`, with None for
-        lines that are too long. `so_far` and `seen` are those of runs over other lines of the file.
+        lines that are too long.
 
         `write` appends a line to the output; `cancel` ends all generations of the session soon.
         """
@@ -103,7 +101,7 @@ class BatchRun:
         """MiB for grammars and large answers."""
         self._in_line = threading.Lock()
         """Held by the request that takes memory of the pool next."""
-        self._seen = KeySet() if seen is None else seen
+        self._seen = KeySet()
         self._reading = threading.Lock()
         self._at_input: list[threading.Thread] = []
         """Threads that wait for a line, possibly for ever if the input is a pipe."""
@@ -114,7 +112,7 @@ class BatchRun:
         self._n_model_failures = 0
         """Consecutive failures."""
         self.is_stopping = False
-        self.counts = so_far or BatchCounts()
+        self.counts = BatchCounts()
 
     def run(self, show: Callable[[BatchCounts], None] = lambda counts: None) -> BatchCounts:
         """Answer all lines. `show` is called in this thread, ten times a second.

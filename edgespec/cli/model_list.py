@@ -1,7 +1,7 @@
-"""The models of a server or a batch: names and kinds, what they need, how each is loaded.
+"""The models of a server: names and kinds, what they need, how each is loaded.
 
 Needs are kept in the cache: planning a model opens its vocabulary, which takes a second or two
-with a large one. One list for the page, the routes and `batch`; the models share one budget.
+with a large one. One list for the page and the routes; the models share one budget.
 """
 
 from __future__ import annotations
@@ -86,12 +86,9 @@ class ModelList:
         args: argparse.Namespace,
         console: Console,
         template: str | None,
-        has_vectors: bool = True,
         **defaults: str,
     ) -> None:
-        """Find the models. `has_vectors`: requests may ask for vectors beside texts. Raises
-        UsageError and ModelError."""
-        self._has_vectors = has_vectors
+        """Find the models. Raises UsageError and ModelError."""
         self._args = args
         self._console = console
         self._template = template
@@ -148,7 +145,7 @@ class ModelList:
     def room_bytes(self) -> int:
         """Memory that models which write leave to an embedding model; 0 if there is none, or if it
         takes more than a quarter of the budget."""
-        if not self._has_vectors or all(model.embeds for model in self.models):
+        if all(model.embeds for model in self.models):
             return 0
         return max((need for need in self._needs_beside.values()), default=0)
 
@@ -190,7 +187,7 @@ class ModelList:
                 return self._load_text(model, progress, self._leaving(model, self.room_bytes)), True
             except BudgetError:
                 heap.trim_heap()
-        return self.load_text(model, progress), False
+        return self._load_text(model, progress, {}), False
 
     def _leaving(self, model: ListedModel, nbytes: int) -> dict[str, int]:
         """Changes of a model's settings that leave so much memory to others."""
@@ -200,14 +197,11 @@ class ModelList:
         """Load models with another budget from now on."""
         self._given["memory_budget"] = budget
 
-    def load_text(self, model: ListedModel, progress: Progress) -> Session:
-        """A loaded model that writes texts. Raises the errors of `edgespec.load`."""
-        return self._load_text(model, progress, {})
-
     def _load_text(
         self, model: ListedModel, progress: Progress, changes: Mapping[str, int]
     ) -> Session:
-        """`load_text` with changed settings."""
+        """A loaded model that writes texts, with changed settings. Raises the errors of
+        `edgespec.load`."""
         from edgespec.session import session
 
         settings = self.settings(model)

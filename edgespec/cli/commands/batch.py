@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from argparse import ArgumentParser
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -13,8 +14,9 @@ from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
 from edgespec.cli.flags.checked_values import template_from
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import server_settings
-from edgespec.cli.model_list import PARALLEL, is_one
+from edgespec.cli.invocation import server_settings, settings_from
+from edgespec.cli.model_list import PARALLEL, for_requests
+from edgespec.completions.request_limits import max_body_bytes
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files.line_log import LineLog
 from edgespec.files.named_errors import named
@@ -41,12 +43,8 @@ examples:
   edgespec batch requests.jsonl answers.jsonl -m big.gguf -md small.gguf --memory-budget 4GiB
   edgespec batch requests.jsonl answers.jsonl -m big.gguf -np 4
       four texts at a time instead of as many as the budget affords
-  edgespec batch requests.jsonl answers.jsonl -m small.gguf -m big.gguf --memory-budget 4GiB
   make-requests | edgespec batch - - | jq .response.body.choices[0]
       through pipes
-
-Of several models, which -m and --models-dir name as for serve, each answers the requests whose body
-has its name as model: one after the other, each loaded once, with all of the budget.
 
 To resume a run that was interrupted, by Ctrl-C, kill -9 or a power cut, run the same command again:
 requests with a line in OUT are skipped, and an incomplete last line is removed. A line that is not
@@ -61,7 +59,7 @@ def add_to(parser: ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     parser.add_argument("input", metavar="IN", help="file of requests; - is stdin")
     parser.add_argument("out", metavar="OUT", help="file of answers, which grows; - is stdout")
-    groups.add_models(parser, several=True)
+    groups.add_models(parser)
     groups.add_memory(parser)
     groups.add_parallel(parser, PARALLEL)
     groups.add_texts(parser)
@@ -74,30 +72,40 @@ STREAM = "-"
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Answer all requests. Ctrl-C ends the run and keeps finished answers."""
-    from edgespec.batch.answered import KeySet, earlier_answers, writer
-    from edgespec.batch.batch_run import BatchCounts
-    from edgespec.cli.batch_runs import BatchFiles, runs_of_one, runs_of_several
+    from edgespec.batch.answered import earlier_answers, writer
+    from edgespec.batch.batch_run import BatchRun, starting
+    from edgespec.batch.lines import ENVELOPE_BYTES, numbered_lines
+    from edgespec.completions.service import Completions
 
     template = template_from(args)
-    body_bytes = server_settings(args).max_body
+    body_bytes = server_settings(args).max_body or 0
     console = Console(quiet="quiet" in args)
-    counts = BatchCounts()
     with ExitStack() as stack:
         requests, n_lines = _open_input(args.input, stack)
         log = stack.enter_context(_open_output(args.out, args.input))
         earlier = earlier_answers(log, args.out)
-        args.body_bytes = body_bytes or 0
-        write = writer(log, args.out)
-        files = BatchFiles(requests, args.input, write, earlier, counts, KeySet())
-        runs_of = runs_of_one if is_one(args) else runs_of_several
-        runs = stack.enter_context(closing(runs_of(files, args, console, template)))
+        settings = for_requests(settings_from(args, n_parallel=PARALLEL), body_bytes)
+        loaded = stack.enter_context(settings.opened(console, template))
+        body_bytes = body_bytes or max_body_bytes(loaded.target.n_ctx)
+        # the server's defaults and limits
+        completions = Completions(
+            loaded,
+            max_prompt_tokens=loaded.target.n_ctx,
+            sampling=loaded.chat_sampling,
+            limits_answers=True,
+        )
+
+        def lines() -> Iterator[tuple[int, bytes | None]]:
+            with named(f"IN {args.input} cannot be read", EdgespecError):
+                yield from numbered_lines(requests, body_bytes + ENVELOPE_BYTES)
+
+        write, n_texts = writer(log, args.out), loaded.n_parallel
+        batch = BatchRun(starting(completions), lines(), write, loaded.cancel, earlier, n_texts)
         try:
-            for batch in runs:
-                with interrupts.stopping(batch.stop):
-                    batch.run(lambda counts: _show(console, counts, n_lines))
-                del batch  # it holds the model's vocabulary
+            with interrupts.stopping(batch.stop):
+                counts = batch.run(lambda counts: _show(console, counts, n_lines))
         except EdgespecError:
-            answered = counts.answered + counts.skipped
+            answered = batch.counts.answered + batch.counts.skipped
             if args.out != STREAM and answered:
                 console.note(f"{args.out} has {answered:,} answers; the same command goes on")
             raise
