@@ -5,7 +5,6 @@ Each value stands once, with its key, its label and its format. Knows no termina
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -141,28 +140,6 @@ def aligned(
         for row in rows
         for number, band in enumerate(bands)
     ]
-
-
-def wrapped(text: str, width: int | None) -> str:
-    """`text` with lines of at most `width` characters, broken at words; what follows a break is
-    indented like the line and a little more."""
-    if width is None:
-        return text
-    return "\n".join(part for line in text.split("\n") for part in _broken(line, width))
-
-
-def _broken(line: str, width: int) -> Iterable[str]:
-    if len(line) <= width or not line.strip():
-        return [line]
-    begins = len(line) - len(line.lstrip(" "))
-    return textwrap.wrap(
-        line.strip(),
-        max(width, begins + 20),
-        initial_indent=" " * begins,
-        subsequent_indent=" " * (begins + 2),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def _bands(widths: Sequence[int], width: int | None) -> list[range]:

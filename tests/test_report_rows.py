@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgespec.reports import Column, Report, Row, Table, wrapped
+from edgespec.reports import Column, Report, Row, Table
 
 TABLE: Table[tuple[str, int]] = Table(
     [
@@ -58,14 +58,6 @@ def test_columns_that_do_not_fit_follow_below() -> None:
         "thousand   1,000",
         "    2000.0",
     ]
-
-
-def test_lines_break_at_words_and_go_on_indented() -> None:
-    assert wrapped("note: one two three four five", 20) == "note: one two three\n  four five"
-    assert wrapped("  a bb ccc dddd eeeee ff", 22) == "  a bb ccc dddd eeeee\n    ff"
-    assert wrapped("short\n" + "x" * 30, 20) == "short\n" + "x" * 30
-    assert wrapped("a\n" + " " * 30 + "\nb", 20).count("\n") == 2
-    assert wrapped("never broken " * 9, None) == "never broken " * 9
 
 
 def test_a_column_takes_the_attribute_of_its_key() -> None:

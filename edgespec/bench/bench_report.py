@@ -42,7 +42,7 @@ class AppliedLimits:
     """Limits of each run's process."""
 
     method: str
-    """`cgroup v1`, `cgroup v2`, `systemd` or `unlimited`."""
+    """`cgroup v1`, `cgroup v2` or `unlimited`."""
     memory_bytes: int | None
     read_bytes_per_s: int | None
     budget_bytes: int | None

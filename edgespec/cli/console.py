@@ -19,7 +19,7 @@ from typing import Any, Literal, TextIO
 
 from edgespec.errors import BudgetError, EdgespecError
 from edgespec.files.named_errors import named
-from edgespec.reports import Report, wrapped
+from edgespec.reports import Report
 from edgespec.settings.units import format_duration
 from edgespec.values import TokenEvent
 
@@ -128,8 +128,8 @@ class Console:
             self.write("\n".join(report.lines(self.width)))
 
     def write(self, text: str) -> None:
-        """Write a result, such as a table, on lines of its own, which fit into a terminal."""
-        self._write(wrapped(_in_flags(text), self.width))
+        """Write a result, such as a table, on lines of its own."""
+        self._write(_in_flags(text))
 
     def _write(self, text: str) -> None:
         self._progress.clear()
@@ -145,7 +145,7 @@ class Console:
 
     def complain(self, text: str) -> None:
         """Write a message about a failure to stderr, even with --quiet."""
-        self.log(wrapped(_in_flags(text), _width(self._err)))
+        self.log(_in_flags(text))
 
     def log(self, line: str) -> None:
         """Write a line to stderr as it is, however long, even with --quiet."""
@@ -297,8 +297,7 @@ def report_failure(
     with suppress(OSError):
         rest_of_progress = CLEAR_REST if sys.stderr.isatty() else ""
         shown = printable_on(sys.stderr, message)
-        text = wrapped(f"edgespec: error: {shown}", _width(sys.stderr))
-        print(f"{text}{rest_of_progress}", file=sys.stderr, flush=True)
+        print(f"edgespec: error: {shown}{rest_of_progress}", file=sys.stderr, flush=True)
     return exit_code
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 from edgespec.chat.chat_sampling import chat_sampling
 from edgespec.cli import fetching
 from edgespec.cli.console import Console
-from edgespec.errors import BudgetError, EdgespecError, UsageError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.files import cache_folder
 from edgespec.files.named_errors import named
 from edgespec.files.regular import read_at_most
@@ -31,7 +31,6 @@ from edgespec.settings.base import Settings, expanded, in_flags, key_of, spell
 from edgespec.settings.config import (
     ABOUT_THE_DRAFT,
     DRAFTING,
-    USUAL_DRAFT_MAX,
     GenerateSettings,
     LoadSettings,
     SamplingParams,
@@ -92,30 +91,13 @@ class CommandSettings:
 
         for note in self.notes:
             console.note(note)
-        with (
-            self.mentioning_draft_max(),
-            session.load(self.load, self.engine, console.progress, trace) as loaded,
-        ):
+        with session.load(self.load, self.engine, console.progress, trace) as loaded:
             console.end_of_progress()
             for note in loaded.plan.notes:
                 console.note(f"note: {note}")
             if template is not None:
                 loaded.use_chat_template(template)
             yield loaded
-
-    @contextmanager
-    def mentioning_draft_max(self) -> Iterator[None]:
-        """Mention --draft-max in a budget error if it exceeds its default."""
-        try:
-            yield
-        except BudgetError as error:
-            n_nodes = self.generate.draft_max
-            if self.load.draft is None or n_nodes <= USUAL_DRAFT_MAX:
-                raise
-            message = (
-                f"{error}, or --draft-max: buffers hold {n_nodes} nodes, usually {USUAL_DRAFT_MAX}"
-            )
-            raise BudgetError(message, error.smallest_bytes) from error
 
 
 def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:

@@ -1,12 +1,11 @@
 """Limits the memory and disk bandwidth of a process by the first Linux mechanism that works here.
 
-Mechanisms are cgroups version 1, cgroups version 2, and systemd scopes. A prefix of the command
-line starts a command inside, so that limits hold from its first page on.
+Mechanisms are cgroups version 1 and 2. A prefix of the command line starts a command inside, so
+that limits hold from its first page on.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import subprocess
 import sys
@@ -67,7 +66,7 @@ def find(limits: ProcessLimits, path: Path, root: Path = _ROOT) -> tuple[Limiter
     if not limits:
         return UNLIMITED, []
     reasons = []
-    for name, make in (("cgroup v1", _version_1), ("cgroup v2", _version_2), ("systemd", _systemd)):
+    for name, make in (("cgroup v1", _version_1), ("cgroup v2", _version_2)):
         try:
             limiter = Limiter(name, make(limits, path, root))
             _try(limiter)
@@ -215,34 +214,6 @@ def _remove(folder: Path) -> None:
 def _write_if_possible(path: Path, text: str) -> None:
     with suppress(OSError):
         path.write_text(text, encoding="utf-8")
-
-
-def _systemd(limits: ProcessLimits, path: Path, root: Path) -> Binding:
-    words = ["systemd-run", "--scope", "--quiet", "--collect"]
-    if sys.platform != "win32" and os.geteuid():
-        words.append("--user")
-    if limits.memory_bytes is not None:
-        words += ["-p", f"MemoryMax={limits.memory_bytes}", "-p", "MemorySwapMax=0"]
-    if limits.read_bytes_per_s is not None:
-        node = (root / "sys/dev/block" / device_of(path, root)).resolve().name
-        words += ["-p", f"IOReadBandwidthMax=/dev/{node} {limits.read_bytes_per_s}"]
-    _check_scope([*words, "--"], limits)
-    return lambda: nullcontext([*words, "--"])
-
-
-def _check_scope(prefix: Sequence[str], limits: ProcessLimits) -> None:
-    """Raise EdgespecError if the limits are not in effect.
-
-    A user's systemd silently ignores properties of controllers that are not delegated to it.
-    """
-    look = "cd /sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup) && cat memory.max io.max"
-    shown = _output([*prefix, "sh", "-c", look])
-    for limit in (limits.memory_bytes, limits.read_bytes_per_s):
-        if limit is None:
-            continue
-        in_pages = limit - limit % mmap.PAGESIZE
-        if str(in_pages) not in shown and str(limit) not in shown:
-            raise EdgespecError("its scopes are not given the controllers")
 
 
 def _try(limiter: Limiter) -> None:

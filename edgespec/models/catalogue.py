@@ -1,17 +1,15 @@
 """The models that have a name: those that come with edgespec and those in its cache.
 
-Knows names, files and checksums; `describe.py` asks runtimes for a model's details.
+Knows names and files; `describe.py` asks runtimes for a model's details.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path, PurePath, PurePosixPath
-from typing import TYPE_CHECKING
 
 from edgespec.errors import ModelError
 from edgespec.files import cache_folder, gguf_names
@@ -29,39 +27,6 @@ from edgespec.settings import hub_reference
 from edgespec.settings.base import expanded, nearest
 from edgespec.settings.parsing import SELF
 
-if TYPE_CHECKING:
-    from edgespec.ports import Progress
-
-
-CHUNK_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class KnownFile:
-    """One file of a model, and its expected checksum if one is recorded."""
-
-    path: Path
-    expected_sha256: str | None = None
-    sha256: str | None = None
-    """Actual checksum; None if the file was not read."""
-
-    @property
-    def size_bytes(self) -> int | None:
-        """Size of the file; None if it is missing."""
-        try:
-            return self.path.stat().st_size
-        except FileNotFoundError:
-            return None
-
-    @property
-    def is_intact(self) -> bool | None:
-        """True if the checksums agree; None if none is recorded or the file was not read."""
-        if self.expected_sha256 is None:
-            return None
-        if self.size_bytes is None:
-            return False
-        return None if self.sha256 is None else self.sha256 == self.expected_sha256
-
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
@@ -70,7 +35,7 @@ class KnownModel:
     name: str
     path: Path
     """A file, or a folder for a model with several files."""
-    files: tuple[KnownFile, ...]
+    files: tuple[Path, ...]
     format: str
     role: Role | None = None
     """Role of a model that comes with edgespec."""
@@ -88,7 +53,7 @@ class KnownModel:
 
     @property
     def size_bytes(self) -> int:
-        return sum(file.size_bytes or 0 for file in self.files)
+        return sum(file.stat().st_size for file in self.files if file.exists())
 
 
 def find(name: str) -> Path:
@@ -168,7 +133,7 @@ def _heads() -> Iterator[KnownModel]:
             yield KnownModel(
                 name=f"{name}-head",
                 path=head.path,
-                files=(KnownFile(head.path, head.sha256),),
+                files=(head.path,),
                 format="gguf",
                 role="head",
                 quantization=head.quantization,
@@ -183,17 +148,11 @@ def cached() -> list[KnownModel]:
         KnownModel(
             name=path.stem if path.is_file() else path.name,
             path=path,
-            files=tuple(KnownFile(file, _recorded(path)) for file in files_of(path)),
+            files=tuple(files_of(path)),
             format="gguf" if path.is_file() else "onnx",
         )
         for path in cache_folder.models()
     ]
-
-
-def _recorded(path: Path) -> str | None:
-    """Checksum of a model that was fetched from a package."""
-    model = packaged.models().get(path.stem)
-    return model.sha256 if model and path == packaged.cache_path(path.stem) else None
 
 
 def known(path: Path) -> KnownModel | None:
@@ -205,25 +164,6 @@ def known(path: Path) -> KnownModel | None:
 def files_of(path: Path) -> list[Path]:
     """The file itself, or all files of the folder."""
     return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-
-
-def with_checksums(
-    files: Sequence[KnownFile], progress: Progress | None = None
-) -> tuple[KnownFile, ...]:
-    """The files with their actual checksums; every file is read completely."""
-    total_bytes = sum(file.size_bytes or 0 for file in files)
-    done_bytes = 0
-
-    def read(n_bytes: int) -> None:
-        nonlocal done_bytes
-        done_bytes += n_bytes
-        if progress is not None:
-            progress("computing checksums", done_bytes / max(total_bytes, 1))
-
-    return tuple(
-        file if file.size_bytes is None else replace(file, sha256=_sha256(file.path, read))
-        for file in files
-    )
 
 
 def _names() -> dict[str, Path]:
@@ -249,7 +189,7 @@ def _forms(role: Role, model: EmbeddedModel, licence: str) -> Iterator[KnownMode
         yield KnownModel(
             name=model.name if first is default else PurePosixPath(place).stem,
             path=folder / place,
-            files=tuple(KnownFile(folder / file.file, file.sha256) for file in files),
+            files=tuple(folder / file.file for file in files),
             format=first.format,
             role=role,
             quantization=first.quantization,
@@ -261,12 +201,3 @@ def _forms(role: Role, model: EmbeddedModel, licence: str) -> Iterator[KnownMode
 def _place(file: EmbeddedFile) -> str:
     """Relative path of a model: its GGUF file, or the folder of its ONNX export."""
     return file.file if file.format == "gguf" else str(PurePosixPath(file.file).parent)
-
-
-def _sha256(path: Path, read: Callable[[int], None]) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-            read(len(chunk))
-    return digest.hexdigest()

@@ -1,6 +1,6 @@
 """Describes a model: its architecture, its files and the fingerprint of its vocabulary.
 
-The model's runtime reads headers and no weights; weights are read only for checksums.
+The model's runtime reads headers and no weights.
 """
 
 from __future__ import annotations
@@ -13,15 +13,12 @@ from edgespec import runtimes
 from edgespec.errors import BudgetError, ModelError
 from edgespec.models import packaged
 from edgespec.models.catalogue import (
-    KnownFile,
     KnownModel,
     cached,
     embedded,
     files_of,
     known,
-    with_checksums,
 )
-from edgespec.ports import Progress
 from edgespec.runtimes import ModelRequest, vocabulary_fingerprint
 from edgespec.values import ModelDetails, ModelInfo
 
@@ -35,30 +32,28 @@ class ModelDescription:
     details: ModelDetails
     fingerprint: str
     """Fingerprint of the vocabulary: models with the same one can form a pair."""
-    files: tuple[KnownFile, ...]
+    files: tuple[Path, ...]
     known: KnownModel | None
     """Entry of the manifest or the cache."""
 
     @property
     def size_bytes(self) -> int:
-        return sum(file.size_bytes or 0 for file in self.files)
+        return sum(file.stat().st_size for file in self.files)
 
     @property
     def licence(self) -> str | None:
         return self.details.licence or (self.known.licence if self.known else None)
 
 
-def describe(path: Path, progress: Progress | None = None) -> ModelDescription:
+def describe(path: Path) -> ModelDescription:
     """Describe the model at `path`, a file or a folder. Raises ModelError."""
     details = runtimes.describe(path)
     info, fingerprint = details.info, details.fingerprint
     if info is None or fingerprint is None:
         info, fingerprint = _prepared(path)
     model = known(path)
-    files = model.files if model else [KnownFile(file) for file in details.files or files_of(path)]
-    return ModelDescription(
-        path, info, details, fingerprint, with_checksums(files, progress), model
-    )
+    files = model.files if model else tuple(details.files or files_of(path))
+    return ModelDescription(path, info, details, fingerprint, files, model)
 
 
 def _prepared(path: Path) -> tuple[ModelInfo, str]:
@@ -73,12 +68,9 @@ def _prepared(path: Path) -> tuple[ModelInfo, str]:
         prepared.close()
 
 
-def listing(progress: Progress | None = None) -> list[KnownModel]:
-    """Embedded models with verified checksums, cached ones, and those that can be fetched by name.
-
-    Raises ModelError.
-    """
-    listed = [replace(model, files=with_checksums(model.files, progress)) for model in embedded()]
+def listing() -> list[KnownModel]:
+    """Embedded models, cached ones, and those that can be fetched by name. Raises ModelError."""
+    listed = embedded()
     for model in cached():
         try:
             details = runtimes.describe(model.path)

@@ -5,18 +5,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgespec.cli import command_line
-from edgespec.cli.console import CLEAR_REST
 from edgespec.models.embedded import embedded_pair
 
 FOLDER = Path(__file__).with_name("golden")
@@ -37,26 +34,6 @@ def hold(
     if os.environ.get("EDGESPEC_GOLDEN") == "write":
         path.write_text(found)
     assert found == path.read_text()
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def hold_width(words: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a command in a terminal of so many columns: no line is longer, but for JSON and words
-    that cannot be broken."""
-    shown = Terminal()
-    monkeypatch.setenv("COLUMNS", str(width))
-    for stream in ("stdout", "stderr"):
-        monkeypatch.setattr(sys, stream, shown)
-    command_line.main(list(words))
-    assert not [
-        line
-        for line in shown.getvalue().replace(CLEAR_REST, "").splitlines()
-        if len(line) > width and not line.startswith("{") and max(map(len, line.split())) < 40
-    ]
 
 
 def _part(title: str, text: str, place: Path) -> list[str]:

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from golden_output import Terminal
 
 from edgespec.cli import command_line, fetching
 from edgespec.cli.console import Console
@@ -16,6 +15,11 @@ from edgespec.files import cache_folder
 from edgespec.models import packaged
 
 pytestmark = pytest.mark.usefixtures("own_cache_folder")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest.fixture

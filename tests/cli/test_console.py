@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import io
 import os
-import pty
-import struct
-import termios
 from argparse import Namespace
 from pathlib import Path
 
@@ -124,26 +120,6 @@ def test_progress_on_a_terminal_is_one_line(width: int, monkeypatch: pytest.Monk
         console.progress("fetching a model with a long name", share)
         clock.now_s += 6
     assert len(err.getvalue().strip("\r").removeprefix("\x1b[K")) <= width - 1
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_notes_and_results_wrap_at_words_in_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch):
-    """A pseudo-terminal of this size, as a shell gives it."""
-    monkeypatch.delenv("COLUMNS", raising=False)
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-    said = " ".join(f"word{n}" for n in range(40))
-    with io.TextIOWrapper(io.FileIO(slave, "w")) as stream:
-        console = Console("never", stdout=stream, stderr=stream)
-        console.note(said)
-        console.write(said)
-        shown = b""
-        while shown.count(b"word39") < 2:
-            shown += os.read(master, 4096)
-    os.close(master)
-    lines = shown.decode().splitlines()
-    assert max(map(len, lines)) <= width
-    assert " ".join(" ".join(lines).split()) == f"{said} {said}"
 
 
 def test_a_file_gets_whole_lines():

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from golden_output import hold, hold_width
+from golden_output import hold
 
 from bench_rows import report as bench_report
 from bench_rows import row
@@ -73,25 +73,14 @@ DRAFTED = (SourceStats("draft", 90, 40), SourceStats("lookup", 30, 9))
 Golden = Callable[..., None]
 
 
-@pytest.fixture(params=[None, 80, 120], ids=["", "80", "120"])
+@pytest.fixture
 def golden(
-    request: pytest.FixtureRequest,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Golden:
-    """Runs a command and compares what it writes with the golden file of a name, or checks that it
-    fits into a terminal."""
+    """Runs a command and compares what it writes with the golden file of a name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(process, "peak_rss_bytes", lambda: 80 * MIB)
-
-    def holds(name: str, *words: object) -> None:
-        if request.param is None:
-            hold(name, tuple(map(str, words)), capsys, tmp_path)
-        elif "--json" not in words:
-            hold_width(tuple(map(str, words)), request.param, monkeypatch)
-
-    return holds
+    return lambda name, *words: hold(name, tuple(map(str, words)), capsys, tmp_path)
 
 
 class PagedSession(FakeSession):

@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from edgespec.cli import command_line
-from edgespec.errors import BudgetError
 from edgespec.session import session
-from fake_session import MIB, PLAN, refuse_to_load
+from fake_session import MIB, PLAN
 
 
 def test_plan_prints_who_gets_what(monkeypatch: pytest.MonkeyPatch, capsys):
@@ -42,11 +41,3 @@ def test_a_read_limit_is_the_disk(monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setattr(session, "plan", lambda *args: replace(PLAN, paged=True))
     assert command_line.main(["plan", "--read-limit", "30M", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["disk_bytes_per_s"] == 30_000_000
-
-
-def test_a_budget_that_large_trees_break_says_so(monkeypatch: pytest.MonkeyPatch, capsys):
-    refuse_to_load(monkeypatch, BudgetError("too small; lower --ctx-size", 77))
-    for command in ("plan --draft-max 500", "generate -p hi --draft-max 500"):
-        assert command_line.main(command.split()) == 4
-        said = "lower --ctx-size, or --draft-max: buffers hold 500 nodes, usually 48"
-        assert said in capsys.readouterr().err

@@ -1,8 +1,7 @@
-"""Names of models, and whether their files are what they should be."""
+"""Names of models."""
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,10 @@ from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.files import cache_folder
 from edgespec.models import catalogue, packaged
 from edgespec.models.catalogue import (
-    KnownFile,
     cached,
     embedded,
     find,
     known,
-    with_checksums,
 )
 from edgespec.models.embedded import EmbeddedFile, EmbeddedModel, Manifest, embedded_pair
 from edgespec.settings.config import LoadSettings
@@ -116,7 +113,7 @@ def test_the_default_form_bears_the_models_name(two_forms: Path) -> None:
 def test_an_onnx_export_is_a_folder_with_all_its_files(two_forms: Path) -> None:
     export = next(model for model in embedded() if model.format == "onnx")
     assert export.path == two_forms / "big-onnx"
-    assert [file.path.name for file in export.files] == ["model.onnx", "tokenizer.json"]
+    assert [file.name for file in export.files] == ["model.onnx", "tokenizer.json"]
 
 
 def test_a_model_is_known_by_its_place() -> None:
@@ -148,44 +145,6 @@ def test_a_relative_cache_folder_is_ignored_as_the_specification_wants(
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder.folder() == tmp_path / ".cache" / "edgespec"
-
-
-def test_checksums_are_those_of_the_files(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"weights")
-    (state,) = with_checksums([KnownFile(path)])
-    assert state == KnownFile(path, sha256=hashlib.sha256(b"weights").hexdigest())
-    assert state.size_bytes == 7
-
-
-def test_hashing_tells_how_far_it_is(tmp_path: Path) -> None:
-    paths = [tmp_path / "one", tmp_path / "three"]
-    paths[0].write_bytes(bytes(100))
-    paths[1].write_bytes(bytes(300))
-    shares: list[float] = []
-    with_checksums([KnownFile(path) for path in paths], lambda what, share: shares.append(share))
-    assert shares == [0.25, 1.0]
-
-
-def test_a_changed_file_differs_from_what_is_on_record(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"other weights")
-    recorded = hashlib.sha256(b"weights").hexdigest()
-    assert [state.is_intact for state in with_checksums([KnownFile(path, recorded)])] == [False]
-
-
-def test_a_missing_file_differs_too(tmp_path: Path) -> None:
-    (state,) = with_checksums([KnownFile(tmp_path / "file", "ab" * 32)])
-    assert (state.is_intact, state.size_bytes, state.sha256) == (False, None, None)
-
-
-def test_a_file_that_was_not_read_is_neither_intact_nor_not() -> None:
-    state = KnownFile(PAIR.draft, "ab" * 32)
-    assert (state.is_intact, state.sha256) == (None, None)
-
-
-def test_without_a_record_nothing_can_differ() -> None:
-    assert [state.is_intact for state in with_checksums([KnownFile(PAIR.draft)])] == [None]
 
 
 def test_a_cache_folder_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

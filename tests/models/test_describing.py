@@ -88,7 +88,7 @@ def test_a_model_in_a_folder_is_all_its_files(mute: MuteRuntime, tmp_path: Path)
     for name in ("a", "parts/b"):
         (tmp_path / name).write_bytes(b"1234")
     described = describe(tmp_path)
-    assert [file.path.name for file in described.files] == ["a", "b"]
+    assert [file.name for file in described.files] == ["a", "b"]
     assert described.size_bytes == 8
 
 

@@ -203,7 +203,7 @@ def test_the_list_shows_what_can_be_fetched(
     registry: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command_line.main(["models", "list"]) == 0
-    assert "to fetch: models pull tiny" in capsys.readouterr().out
+    assert "models pull tiny" in capsys.readouterr().out
 
 
 def test_pull_prints_the_path(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,8 +44,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     from edgespec.session import session
 
     limit, console = command.load.read_limit, Console()
-    with command.mentioning_draft_max():
-        memory_plan = session.plan(command.load, command.engine, console.progress)
+    memory_plan = session.plan(command.load, command.engine, console.progress)
     bandwidth = None
     if memory_plan.paged:
         bandwidth = disk_speed.bytes_per_second(command.load.model, limit=limit)

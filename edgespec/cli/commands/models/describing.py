@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -16,7 +16,7 @@ from edgespec.reports import UNKNOWN, Column, Report, Row, Table
 from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
-    from edgespec.models.catalogue import KnownFile, KnownModel
+    from edgespec.models.catalogue import KnownModel
     from edgespec.models.describe import ModelDescription
     from edgespec.values import ExpertDetails, HeadDetails, OwnLayers
 
@@ -25,7 +25,7 @@ P = TypeVar("P")
 
 def add_list(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "List the models that come with edgespec, with the result of checking them, those in its\n"
+        "List the models that come with edgespec, those in its\n"
         "cache folder ($XDG_CACHE_HOME/edgespec or ~/.cache/edgespec), and those that -hf fetched."
     )
     groups.add_plain_output(parser)
@@ -34,12 +34,12 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 def run_list(args: argparse.Namespace, console: Console) -> None:
     from edgespec.models.describe import listing
 
-    models = [*listing(console.progress), *_of_hub()]
+    models = [*listing(), *_of_hub()]
     table = Table(_COLUMNS, models)
     console.result(args, Report(Row("cache", cache_folder.folder()), Row("models", table)))
-    if "json" not in args:
-        for note in _notes(table.items):
-            console.note(note)
+    for model in models if "json" not in args else ():
+        if model.problem:
+            console.note(model.problem)
 
 
 def _of_hub() -> Iterator[KnownModel]:
@@ -53,7 +53,7 @@ def _of_hub() -> Iterator[KnownModel]:
             yield catalogue.KnownModel(
                 name=str(name),
                 path=path,
-                files=tuple(catalogue.KnownFile(file) for file in (path, *others)),
+                files=(path, *others),
                 format="onnx" if path.suffix == ".onnx" else "gguf",
                 quantization=model.quant,
             )
@@ -61,7 +61,7 @@ def _of_hub() -> Iterator[KnownModel]:
 
 def add_show(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Show a model's shape, quantisation, size, checksum, licence and the fingerprint of its\n"
+        "Show a model's shape, quantisation, size, licence and the fingerprint of its\n"
         "vocabulary. Two models with the same fingerprint can be paired."
     )
     parser.add_argument("model", metavar="MODEL", help="a name or a path")
@@ -71,7 +71,7 @@ def add_show(parser: argparse.ArgumentParser) -> None:
 def run_show(args: argparse.Namespace, console: Console) -> None:
     from edgespec.models.describe import describe
 
-    described = describe(catalogue.find(args.model), console.progress)
+    described = describe(catalogue.find(args.model))
     console.result(args, Report(*_facts(described)))
 
 
@@ -84,14 +84,6 @@ def add_path(parser: argparse.ArgumentParser) -> None:
 
 def run_path(args: argparse.Namespace, console: Console) -> None:
     console.result(args, Report(Row("path", catalogue.find(args.model), str)))
-
-
-def _notes(models: Sequence[KnownModel]) -> list[str]:
-    """Notes about damaged models in the list, with advice."""
-    notes = [model.problem for model in models if model.problem]
-    if any(_intact(model.files) is False for model in models):
-        notes.append("an embedded model is damaged: install edgespec again")
-    return notes
 
 
 def _facts(described: ModelDescription) -> Iterator[Row]:
@@ -115,12 +107,7 @@ def _facts(described: ModelDescription) -> Iterator[Row]:
     yield Row("parameters", parameters, label="parameters")
     yield Row("quantization", quantization)
     yield Row("size_bytes", size, f"{format_size(size)} ({size:,} bytes)", "size")
-    yield Row("intact", _intact(described.files))
-    yield Row("files", Table(_FILE_COLUMNS, described.files), ())
-    for file in described.files:
-        name = f" {file.path.name}" if len(described.files) > 1 else ""
-        text = f"{file.sha256 or 'missing'}{_FITS[file.is_intact]}{name}"
-        yield Row(format=text, label="sha256")
+    yield Row("files", list(described.files))
     yield Row("licence", described.licence, label="licence")
     yield _part("equals", details.equals, "{}: enlarged, it writes the same text".format, "equals")
     yield _part("experts", details.experts, _experts, "experts")
@@ -155,25 +142,6 @@ def _own_layers(own: OwnLayers) -> str:
     return "a layer of its own can guess for it (MTP): no flag names it"
 
 
-def _intact(files: Sequence[KnownFile]) -> bool | None:
-    """False if any file differs from its recorded checksum; None if none is recorded."""
-    states = {file.is_intact for file in files}
-    return False if False in states else None if None in states or not states else True
-
-
-def _checksum(model: KnownModel) -> str:
-    if model.to_fetch_bytes:
-        return f"to fetch: models pull {model.name}"
-    if any(file.size_bytes is None for file in model.files):
-        return "missing"
-    match _intact(model.files):
-        case True:
-            return "as recorded"
-        case False:
-            return "differs"
-    return "not read" if any(file.expected_sha256 for file in model.files) else "none on record"
-
-
 def rounded(number: int | None) -> str:
     """A rounded number with unit, such as `8.1 M`."""
     if number is None:
@@ -181,13 +149,6 @@ def rounded(number: int | None) -> str:
     return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"
 
 
-_FITS = {True: " (as recorded)", False: " (differs from what is on record)", None: ""}
-_FILE_COLUMNS: list[Column[KnownFile]] = [
-    Column("path"),
-    Column("size_bytes"),
-    Column("sha256"),
-    Column("intact", value=lambda file: file.is_intact),
-]
 _COLUMNS: list[Column[KnownModel]] = [
     Column("name", "name", is_left=True),
     Column("path"),
@@ -199,8 +160,9 @@ _COLUMNS: list[Column[KnownModel]] = [
     Column("quantization", "type", is_left=True),
     Column("parameters", "parameters", format=rounded),
     Column("licence"),
-    Column("intact", value=lambda model: _intact(model.files)),
-    Column("", "checksum", _checksum, is_left=True),
-    Column("files", value=lambda model: Table(_FILE_COLUMNS, model.files)),
+    Column(
+        "", "to fetch", lambda m: f"models pull {m.name}" * bool(m.to_fetch_bytes), is_left=True
+    ),
+    Column("files"),
     Column("problem"),
 ]
