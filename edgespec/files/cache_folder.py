@@ -58,6 +58,11 @@ def experts() -> Path:
     return folder() / "experts"
 
 
+def prompts() -> Path:
+    """Folder of the prompt cache that servers have where none is named."""
+    return folder() / "prompts"
+
+
 def drafts() -> Path:
     """Folder of what is known about drafts made from targets, one small file per target."""
     return folder() / "drafts"

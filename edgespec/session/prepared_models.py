@@ -234,7 +234,7 @@ class PreparedModels(Closeable):
             batch_size=settings.batch_size,
             budget_bytes=self.budget_bytes,
             read_limit=settings.read_limit,
-            stores_prefixes=settings.prompt_cache is not None,
+            stores_prefixes=settings.stores_prefixes,
             trace=self._trace,
         )
 

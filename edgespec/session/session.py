@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
@@ -23,7 +23,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.generation import Generation
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.state_store import StateStore
-from edgespec.errors import UsageError
+from edgespec.errors import StateError, UsageError
 from edgespec.files import cache_folder
 from edgespec.grammar.specification import GRAMMARS_AT_ONCE, Grammar, new_compiler
 from edgespec.memory import process
@@ -116,9 +116,9 @@ class Session(InOneProcess):
         self._shifts = engine_settings is not None and engine_settings.context_shift
         target, draft = models.target, models.draft
         self._prefixes: PrefixCache | None = None
-        if (given := models.settings) is not None and given.prompt_cache is not None:
-            size = given.prompt_cache_size
-            self._prefixes = PrefixCache(given.prompt_cache, size, target, draft)
+        if (given := models.settings) and (path := given.prompt_cache) and given.prompt_cache_size:
+            with nullcontext() if given.stores_prefixes else suppress(UsageError, StateError):
+                self._prefixes = PrefixCache(path, given.prompt_cache_size, target, draft)
         prefixes = self._prefixes.place if self._prefixes is not None else None
         rules = models.settled(engine_settings or EngineSettings())
         store, release = None, models.close

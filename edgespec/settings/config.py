@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from edgespec.errors import UsageError
-from edgespec.files import gguf_names
+from edgespec.files import cache_folder, gguf_names
 from edgespec.settings.base import HIDDEN, Flag, Settings
 from edgespec.settings.options import RuntimeOptions, declared, option_names
 from edgespec.settings.parsing import (
@@ -42,7 +42,7 @@ DEFAULT_CTX_SIZE = 4096
 at least where there is: a model's training context can cost gigabytes of KV."""
 ABOUT_THE_DRAFT = frozenset({"threads_draft", "ctx_size_draft"})
 """Settings of `LoadSettings` that need a draft."""
-DEFAULT_PROMPT_CACHE_BYTES = 4 << 30
+DEFAULT_PROMPT_CACHE_BYTES = 2 << 30
 DEFAULT_DRAFT_CTX_SIZE = 2048
 """Most that `ctx_size_draft = 0` asks for: a longer memory hardly helps guesses."""
 INT32_MAX = (1 << 31) - 1
@@ -139,9 +139,11 @@ class LoadSettings(Settings):
     or a model beside this one."""
     prompt_cache: Annotated[Path | None, Flag(metavar="DIR")] = None
     """Store what was computed for texts in this folder, where later prompts that begin alike find
-    it, also after a restart; not for models on RPC servers."""
+    it, also after a restart; not for models on RPC servers. `serve` has one in the cache folder
+    where that takes no memory."""
     prompt_cache_size: Annotated[int, BeforeValidator(disk_size)] = DEFAULT_PROMPT_CACHE_BYTES
-    """Most bytes of the prompt cache, whose least recently used texts go first. Default: 4GiB."""
+    """Most bytes of the prompt cache, whose least recently used texts go first; 0 stores nothing.
+    Default: 2GiB."""
 
     if TYPE_CHECKING:  # pydantic converts, which type checkers do not know
 
@@ -179,6 +181,12 @@ class LoadSettings(Settings):
     @classmethod
     def known(cls) -> set[str]:
         return {*super().known(), *option_names()} - {"options"}
+
+    @property
+    def stores_prefixes(self) -> bool:
+        """True if a prompt cache was asked for, and its memory is planned."""
+        is_own = self.prompt_cache == cache_folder.prompts()
+        return self.prompt_cache is not None and self.prompt_cache_size > 0 and not is_own
 
     @property
     def pages_all(self) -> bool:

@@ -22,6 +22,7 @@ from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import CommandSettings, server_settings, settings_from
 from edgespec.cli.model_list import PARALLEL, ModelList, for_requests, is_one
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.files import cache_folder
 from edgespec.memory import process, room
 from edgespec.server.access_log import AccessLog, AnsweredRequest
 from edgespec.settings.config import GenerateSettings, Sampling
@@ -146,12 +147,19 @@ def _one(
 ) -> _Opened:
     """A single model."""
     name = alias or _name(args)
-    settings = for_requests(settings_from(args, n_parallel=PARALLEL), args.body_bytes)
+    settings = for_requests(
+        settings_from(args, n_parallel=PARALLEL, prompt_cache=_folder()), args.body_bytes
+    )
     loaded = stack.enter_context(settings.opened(console, template))
     loaded.warn_with(Teller(console))
     sampling = _sampling(settings.generate, loaded.chat_sampling)
     options = {"session": loaded, "model": name or loaded.target.name, "sampling": sampling}
     return _Opened(options, settings)
+
+
+def _folder() -> str:
+    """The prompt cache where none is named."""
+    return str(cache_folder.prompts())
 
 
 def _several(
@@ -165,7 +173,7 @@ def _several(
     of one."""
     if alias:
         raise UsageError("`alias` names one model, and there are several: leave it out")
-    known = ModelList(args, console, template, n_parallel=PARALLEL)
+    known = ModelList(args, console, template, n_parallel=PARALLEL, prompt_cache=_folder())
     load = loader(known, Teller(console))
     options: dict[str, Any] = {
         "session": None,
