@@ -85,8 +85,8 @@ def _checked_size(size: str | int, shown: str) -> int:
 
 
 def disk_size(value: object, info: ValidationInfo) -> object:
-    """The bytes of a size on disk."""
-    if not isinstance(value, str | int) or isinstance(value, bool):
+    """The bytes of a size on disk, 0 for none."""
+    if not isinstance(value, str | int) or isinstance(value, bool) or str(value).strip() == "0":
         return value
     return parse_size(value, named=f"`{info.field_name}={value}`")
 

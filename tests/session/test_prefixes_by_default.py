@@ -21,10 +21,14 @@ RULES = edgespec.EngineSettings(remember=False)
 LONG, TITLE = "def add(a, b):\n    return a + b\n" * 12, "the tea"
 
 
-def served(model: Path = embedded_pair().target) -> LoadSettings:
+def served(model: Path | None = None, ctx_size: int = 512) -> LoadSettings:
     """Settings of a server with one place."""
-    folder = cache_folder.prompts()
-    return LoadSettings(model=model, memory_budget="1GiB", ctx_size=512, prompt_cache=folder)
+    return LoadSettings(
+        model=model or embedded_pair().target,
+        memory_budget="1GiB",
+        ctx_size=ctx_size,
+        prompt_cache=cache_folder.prompts(),
+    )
 
 
 def test_serve_has_one_unless_a_file_says_otherwise(
@@ -70,7 +74,7 @@ def test_a_turn_reads_what_is_new_after_another_text_and_after_a_restart(
 @pytest.mark.slow
 def test_layers_with_windows_take_no_memory_for_it(tmp_path: Path, own_cache_folder: Path) -> None:
     path = write_model(tmp_path / "m.gguf", Species("gemma3"), {"context_length": 2048})
-    load = served(path)
+    load = served(path, ctx_size=2048)
     without = load.model_copy(update={"prompt_cache": None})
     planned, expected = edgespec.plan(load, RULES), edgespec.plan(without, RULES)
     assert planned.planned_bytes == expected.planned_bytes
