@@ -76,8 +76,8 @@ class Browser:
         )
         self._post(f"/session/{self._session}/element/{found[ELEMENT]}/value", {"text": text})
 
-    def until(self, script: str):
-        deadline = time.monotonic() + PATIENCE_S
+    def until(self, script: str, patience_s: float = PATIENCE_S):
+        deadline = time.monotonic() + patience_s
         while not (value := self.run(f"return {script}")):
             assert time.monotonic() < deadline, f"waited in vain for {script}"
         return value
@@ -189,7 +189,7 @@ BUDGET = {
     "pinned_bytes": 500 << 20,
     "streamed_bytes": 400 << 20,
     "cache_bytes": 90 << 20,
-    "plain_token_s": 0.25,
+    "gain": 1.5,
     "most_bytes": 1 << 40,
     "follows": False,
 }

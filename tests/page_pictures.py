@@ -31,7 +31,7 @@ def main(folder: Path, address: str) -> None:
         page.until("document.title !== 'edgespec'")
         page.run("document.querySelector('#toggle-engine').click()")
         ask(page, QUESTION)
-        page.until("document.querySelector('.message:last-child .regenerate')")
+        page.until("document.querySelector('.message:last-child .regenerate')", 600)
         for theme in ("light", "dark"):
             in_theme(page, theme)
             for width, height in WINDOWS:

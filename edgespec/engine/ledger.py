@@ -175,6 +175,8 @@ class Ledger:
     """Texts in a pass."""
     n_tokens: int = 0
     """Tokens generated so far."""
+    n_plain: float = 0.0
+    """Tokens that this would have brought without guesses, in the same time."""
     granted: float = 0.0
     """Tokens that guesses might cost the texts at work if earlier ones had lost none."""
     lost: float = 0.0
@@ -195,6 +197,12 @@ class Ledger:
         return (self.tokens + 1) / (self.plain_tokens + 1)
 
     @property
+    def gain(self) -> float:
+        """Tokens of the texts at work, or the latest ones, to those without guesses in the same
+        time; 0 before the first."""
+        return self.n_tokens / self.n_plain if self.n_plain else 0.0
+
+    @property
     def left(self) -> float:
         """Tokens that guesses may still cost the texts at work."""
         return (1.0 - self.spent) * self.granted - self.lost
@@ -210,7 +218,7 @@ class Ledger:
         if not beside:
             self.spent = self.spent_now
             self.pause = self.pause_left = self.n_tokens = 0
-            self.granted = self.lost = self.claimed = self.right = 0.0
+            self.granted = self.lost = self.claimed = self.right = self.n_plain = 0.0
         self._grant(min(START_TOKENS, room), beside)
 
     def deal(
@@ -283,8 +291,9 @@ class Ledger:
         if deal.drafts:
             self.see_reading(deal.n_unread, outcome.reading_s)
         self._fade()
+        cost = self._cost(deal, outcome) if outcome.guessed else float(outcome.n_texts)
+        self.n_plain += cost
         if outcome.guessed:
-            cost = self._cost(deal, outcome)
             self.tokens += outcome.n_texts + outcome.expected
             self.plain_tokens += cost
             self.rounds += 1

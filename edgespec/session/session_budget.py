@@ -38,8 +38,8 @@ class BudgetReport:
     """Weights that every pass reads."""
     cache_bytes: int
     """KV caches, without the memory that weights have until texts fill it."""
-    plain_token_s: float
-    """Seconds of a token without guesses, as passes were measured; 0 before the first."""
+    gain: float
+    """Tokens of the latest texts to those without guesses in the same time; 0 if there are none."""
     follows: bool
     """True if the budget follows the machine's free memory."""
 
@@ -70,7 +70,6 @@ class SessionBudget(Closeable):
         resident = sum(r.nbytes for r in rows if (r.owner, r.what) == ("target", "weights"))
         caches = sum(r.nbytes for r in rows if r.what.startswith("KV cache"))
         lent = max(0, paging.pinned_bytes - self.plan.pinned_bytes) if self.plan.paged else 0
-        prices = self._engine.ledger.prices
         return BudgetReport(
             self.plan.budget_bytes,
             self.plan.planned_bytes,
@@ -79,7 +78,7 @@ class SessionBudget(Closeable):
             paging.pinned_bytes or resident,
             paging.streamed_bytes,
             max(0, caches - lent),
-            prices.plain_s() if prices.is_known else 0.0,
+            self._engine.ledger.gain,
             follows=self._follower is not None and not self._is_over.is_set(),
         )
 

@@ -171,6 +171,15 @@ def test_a_round_is_charged_with_what_it_took_beyond_its_tokens() -> None:
     assert ledger.plain_tokens == pytest.approx(0.17 / 0.040)
 
 
+def test_the_gain_of_a_text_is_of_all_its_rounds() -> None:
+    ledger = begun()
+    assert ledger.gain == 0
+    ledger = taught(ledger, PLAIN, PLAIN, OUTCOME)
+    assert ledger.gain == pytest.approx(5 / (2 + ledger.plain_tokens))
+    ledger.begin_text(99)
+    assert ledger.gain == 0
+
+
 def test_rows_of_prompts_are_not_charged_to_guesses() -> None:
     ledger = begun()
     pass_s = float(ledger.prices.pass_s(40))

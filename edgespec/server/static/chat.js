@@ -279,9 +279,10 @@ const isPhone = () => matchMedia("(pointer: coarse)").matches;
 on("form", "submit", event => {
   event.preventDefault();
   const text = conversation.converses ? $("text").value.trim() : $("text").value;
-  if (!text || conversation.growing) return;
+  if (conversation.growing) return;
   $("text").value = "";
-  send(text);
+  if (text) send(text);
+  else if (!conversation.converses && conversation.head) answer(conversation, conversation.path.at(-1));
 });
 on("text", "keydown", event => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !isPhone()) {

@@ -47,6 +47,7 @@ async function counters() {
 async function refresh() {
   [report, now] = await Promise.all([memory(), counters()]).catch(() => [report, now]);  /* it may be gone */
   if (report) drawMemory();
+  if (report && before) watched.gain = report.gain;  /* that of the answer which has been watched from its beginning */
   drawFigures();
 }
 
@@ -129,7 +130,7 @@ function drawFigures() {
   const count = some => some.reduce((sum, run) => sum + run[3], 0);
   const all = count(runs), right = count(runs.filter(([by]) => by !== "target")), rows = [];
   if (watched?.speed) rows.push(["tokens a second", rate(watched.speed), "big"]);
-  if (report?.plain_token_s) rows.push(["a second without guesses", rate(1 / report.plain_token_s), "big"]);
+  if (watched?.gain) rows.push(["without guesses", rate(watched.speed / watched.gain), "big"]);
   if (all) rows.push(["tokens a pass", (all / passes.length).toFixed(1)], ["guessed right", `${Math.round(100 * right / all)} %`]);
   const nRead = before && now ? now.read_bytes_total - before.read_bytes_total : 0;
   const waited = nRead > 0 ? now.stall_seconds_total - before.stall_seconds_total : 0;
