@@ -1,7 +1,6 @@
 """The engine on a virtual clock: faster with a draft that helps, not slower with one that does not.
 
-Passes and draft steps cost what formulas say; `tests/virtual_clock.py` has the machines, and
-`tests/measure.py rounds` prints all of them.
+Passes and draft steps cost what formulas say; `tests/virtual_clock.py` has the machines.
 """
 
 from __future__ import annotations

@@ -18,21 +18,21 @@ import pytest
 
 from edgespec.cli import command_line
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import EdgespecError, WeightReadError
+from edgespec.errors import EdgespecError
 from edgespec.memory.budget import plan_memory
 from edgespec.models.embedded import embedded_pair
-from edgespec.paging.pager import PinnedSegments, WeightPager
+from edgespec.paging.pager import WeightPager
 from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Extent, Segment
 from edgespec.runtimes import ModelRequest
 from edgespec.tracing.spans import Track
 from edgespec.tracing.trace_file import TraceFile
 from edgespec.values import GenerationResult, PagingStats
-from engine_cases import GREEDY, N_VOCAB, PROMPT, counting, finish, waits_for_steps_of
+from engine_cases import GREEDY, N_VOCAB, PROMPT, finish, waits_for_steps_of
 from engine_cases import AskedEngine as Engine
-from fake_model import FakeModel, blend, fixed_text, random_language
+from fake_model import FakeModel, blend, random_language
 from one_tree import ROOT, OneTree
 from port_calls import evaluate, prefill
-from traces import Event, KeptFile, counts, read, read_cut_off, spans, trace_in_memory
+from traces import Event, KeptFile, read, spans, trace_in_memory
 
 ROUND = ("round", "verify", "accept", "commit")
 
@@ -66,15 +66,6 @@ def test_every_round_has_its_steps():
     assert len(spans(events, "prompt")) == len(spans(events, "generation")) == 1
 
 
-def test_the_steps_lie_within_their_round():
-    _, events = traced(*pair())
-    rounds = spans(events, "round")
-    for name in ("grow", "verify", "accept", "commit"):
-        for outer, inner in zip(rounds, spans(events, name), strict=True):
-            assert outer["ts"] <= inner["ts"]
-            assert inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
-
-
 def test_rounds_say_what_was_verified_and_what_stood():
     result, events = traced(*pair())
     told = [event["args"] for event in spans(events, "round")]
@@ -82,15 +73,6 @@ def test_rounds_say_what_was_verified_and_what_stood():
     assert sum(args["verified"] for args in told) == result.speculation.verified
     assert sum(args["drafted"] for args in told) == result.speculation.drafted
     assert sum(args["tokens"] for args in told) == len(result.tokens)
-
-
-def test_draft_steps_say_how_the_tree_grew():
-    _, events = traced(*pair(), fallback="full", lookup=False)
-    steps = [
-        event["args"] for event in spans(events, "draft step", Track.ENGINE) if "args" in event
-    ]
-    assert len(steps) > 1
-    assert all(0 <= args["nodes"] < args["tree"] and 0 < args["Tc"] <= 1 for args in steps)
 
 
 def test_drafting_beside_the_pass_has_a_track_of_its_own():
@@ -102,47 +84,6 @@ def test_drafting_beside_the_pass_has_a_track_of_its_own():
     assert sum(event["args"]["nodes"] for event in beside) == result.speculation.provisional_drafted
     passes = spans(events, "verify", Track.ENGINE)
     assert all(any(p["ts"] <= s["ts"] <= p["ts"] + p["dur"] for p in passes) for s in beside)
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_draft_that_has_nothing_to_evaluate_makes_no_step(overlap: bool):
-    """It guesses that the text ends, behind which no guess hangs: no node is open after one step.
-
-    Looking for open nodes used to be recorded as a step that had nothing to say.
-    """
-    target = counting(eog_tokens=[N_VOCAB - 1], stall_share=0.9)
-    draft = FakeModel(fixed_text([N_VOCAB - 1], N_VOCAB, len(PROMPT)), N_VOCAB)
-    target.hook = waits_for_steps_of(draft, 1) if overlap else None
-    result, events = traced(target, draft, no_overlap=not overlap, n_candidates=1, lookup=False)
-    steps = spans(events, "draft step")
-    assert result.speculation.drafted > 0
-    assert [step.get("args", {}).get("nodes") for step in steps] == [1] * len(draft.evaluations)
-
-
-def test_without_a_draft_nothing_grows():
-    _, events = traced(counting())
-    assert not spans(events, "grow") and not spans(events, "draft step")
-    assert {event["args"]["strategy"] for event in spans(events, "round")} == {"none"}
-
-
-def test_the_file_holds_every_round_that_was_yielded():
-    """Whoever kills the process then still has them."""
-    trace, file = trace_in_memory()
-    with trace, Engine(counting(), trace=trace) as engine:
-        events = engine.generate(PROMPT, GREEDY, 5)
-        for n in range(1, 4):
-            next(events)
-            assert len(spans(read_cut_off(file.content), "round")) == n
-        events.close()
-
-
-def test_a_generation_that_is_closed_early_is_recorded():
-    trace, file = trace_in_memory()
-    with trace, Engine(counting(), trace=trace) as engine:
-        events = engine.generate(PROMPT, GREEDY, 5)
-        next(events)
-        events.close()
-    assert len(spans(read(file.content), "generation")) == 1
 
 
 def test_a_disk_that_fills_up_does_not_change_the_text():
@@ -188,42 +129,6 @@ def test_reads_and_stalls_add_up_to_what_the_pager_counts(weights: DirectReader)
     assert sum(event["dur"] for event in stalls) / 1e6 == pytest.approx(pager.stall_s, abs=1e-7)
 
 
-def test_the_ring_never_shows_more_than_it_holds(weights: DirectReader):
-    trace, file = trace_in_memory()
-    pager = WeightPager(segments(8), weights, 3 * BLOCK_BYTES, trace=trace)
-    for i in range(8):
-        pager.acquire(i)
-        pager.release(i)
-    pager.close()
-    trace.close()
-    shown = counts(read(file.content), "ring (MiB)")
-    block = round(BLOCK_BYTES / (1 << 20), 3)
-    assert {value for args in shown for value in args.values()} >= {0.0, block}
-    assert all(args["filled"] + args["reading"] <= 3 * block + 0.001 for args in shown)
-
-
-def test_a_read_that_fails_is_recorded_and_told(weights: DirectReader):
-    trace, file = trace_in_memory()
-    pager = WeightPager(segments(9), weights, 9 * BLOCK_BYTES, trace=trace)
-    with pytest.raises(WeightReadError):
-        pager.acquire(8)
-    pager.close()
-    trace.close()
-    assert 8 in [event["args"]["segment"] for event in spans(read(file.content), "read")]
-
-
-def test_pinned_bytes_rise_with_every_pinned_segment(weights: DirectReader):
-    trace, file = trace_in_memory()
-    with PinnedSegments(trace) as pinned:
-        for segment in segments(3):
-            pinned.load(segment, weights, lambda: False)
-    trace.close()
-    events = read(file.content)
-    assert len(spans(events, "read pinned", Track.STORAGE)) == 3
-    shown = [args["pinned"] for args in counts(events, "pinned (MiB)")]
-    assert shown == [round(n * BLOCK_BYTES / (1 << 20), 3) for n in (1, 2, 3)]
-
-
 @pytest.fixture(scope="module")
 def paged() -> tuple[list[Event], PagingStats]:
     """A trace of four passes over the embedded target, half of which is pinned."""
@@ -254,15 +159,6 @@ def test_each_pass_computes_every_streamed_segment_once(paged: tuple[list[Event]
     computed = [event["args"]["segment"] for event in spans(events, "compute", Track.TARGET)]
     assert len(spans(events, "pass")) == stats.passes == 4
     assert computed == 4 * list(range(max(computed) + 1))
-
-
-def test_the_sums_are_those_of_the_statistics(paged: tuple[list[Event], PagingStats]):
-    """Reading ahead goes on between the statistics and the end of the trace."""
-    events, stats = paged
-    reads = [event["args"]["bytes"] for event in spans(events, "read", Track.STORAGE)]
-    assert stats.bytes_read in list(itertools.accumulate(reads))
-    stall_s = sum(event["dur"] for event in spans(events, "stall", Track.TARGET)) / 1e6
-    assert stall_s == pytest.approx(stats.stall_s, abs=1e-6)
 
 
 @pytest.mark.slow
@@ -312,29 +208,3 @@ def test_ctrl_c_leaves_a_whole_trace(tmp_path: Path):
     os.close(pipe)
     assert process.wait() == 130
     assert spans(read(content), "generation")
-
-
-@pytest.mark.parametrize(
-    ("place", "content", "code", "says"),
-    [
-        ("nowhere/trace.json", None, 2, "there is no folder"),
-        ("notes.txt", "dear diary", 2, "is not a trace of edgespec"),
-        (".", None, 2, "it is a folder"),
-    ],
-)
-def test_a_trace_that_cannot_be_written_is_refused_before_loading(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    place: str,
-    content: str | None,
-    code: int,
-    says: str,
-):
-    path = tmp_path / place
-    if content is not None:
-        path.write_text(content)
-    command = ["generate", "-m", "no-such-model.gguf", "-p", "hi", "--trace", str(path)]
-    assert command_line.main(command) == code
-    out, err = capsys.readouterr()
-    assert out == "" and says in err and "no-such-model" not in err
-    assert content is None or path.read_text() == content

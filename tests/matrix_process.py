@@ -1,10 +1,10 @@
 """One process under a memory budget: what it loads and is asked for comes as JSON.
 
-    python tests/budget_runs.py '{"door": "session", "load": {...}, "rules": {...}, "ask": {...}}'
+    python tests/matrix_process.py '{"embeds": false, "load": {...}, "rules": {...}, "ask": {...}}'
 
 Prints the largest share of its budget that it took, by the kernel's count, and its texts' digests;
-without "ask", the smallest budget and that of a resident model. `tests/measure.py budgets` and
-`tests/test_kept_budgets.py` make such processes.
+without "ask", the smallest budget and that of a resident model. `test_matrix.py` makes such
+processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
         print(json.dumps(sizes(spec)))
         return
     load = edgespec.LoadSettings(**spec["load"])
-    if spec["door"] == "embedder":
+    if spec["embeds"]:
         said = embed(load, spec["ask"])
     else:
         said = write_or_refuse(load, _rules(spec), spec["ask"])
@@ -47,8 +47,7 @@ def sizes(spec: dict[str, Any]) -> dict[str, Any]:
     if load.draft == OWN_DRAFT:
         load = load.without_draft()
     try:
-        embeds = spec["door"] == "embedder"
-        plan = plan_embedder(load) if embeds else edgespec.plan(load, _rules(spec))
+        plan = plan_embedder(load) if spec["embeds"] else edgespec.plan(load, _rules(spec))
     except edgespec.EdgespecError as error:
         return {"error": str(error)}
     return {"smallest": plan.smallest_bytes, "whole": plan.planned_bytes}
@@ -80,8 +79,8 @@ def write(
 ) -> dict[str, Any]:
     options: dict[str, Any] = {
         "max_tokens": ask["max_tokens"],
-        "sampling": edgespec.SamplingParams(**ask["sampling"]),
     }
+    samplings = [edgespec.SamplingParams(**one) for one in ask["samplings"]]
     if ask["extra"] == "grammar":
         options["grammar"] = edgespec.regular_expression("[a-z ]{1,200}")
     if ask["extra"] == "logprobs":
@@ -93,16 +92,22 @@ def write(
             prompts = [[{"role": "user", "content": text}] for text in ask["prompts"]]
         most = 0.0
         if ask["extra"] == "changes":
-            most = change_in_the_middle(session, prompts[0], **options)
+            most = change_in_the_middle(session, prompts[0], sampling=samplings[0], **options)
             _forget_peak()
             load = load.model_copy(update={"memory_budget": session.budget.budget_bytes})
-        texts = [result.tokens for result in session.generate_many(prompts, **options)]
+        results = [
+            result
+            for sampling in samplings
+            for result in session.generate_many(prompts, sampling=sampling, **options)
+        ]
+        texts = [result.tokens for result in results]
+        verified = sum(result.speculation.verified for result in results)
         if ask["extra"] == "prefixes" and not ask["chat"]:
             session.generate([*prompts[-1], *texts[-1]], max_tokens=4)
         digests = [_digest(list(text)) for text in texts]
         planned = session.plan.planned_bytes
     said = _said(load.memory_budget, planned, sum(map(len, texts)), digests)
-    return said | {"ratio": max(most, said["ratio"])}
+    return said | {"ratio": max(most, said["ratio"]), "verified": verified}
 
 
 def change_in_the_middle(session: edgespec.Session, prompt: Any, **options: Any) -> float:
@@ -124,13 +129,9 @@ def change_in_the_middle(session: edgespec.Session, prompt: Any, **options: Any)
 
 
 def _said(budget: Any, planned: int, n_tokens: int, digests: list[str]) -> dict[str, Any]:
-    peak = _peak_bytes()
     return {
-        "peak": peak,
-        "ratio": peak / int(budget),
-        "tokens": n_tokens,
+        "ratio": _peak_bytes() / int(budget),
         "digests": digests,
-        "planned": planned,
     }
 
 
