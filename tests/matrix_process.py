@@ -20,7 +20,6 @@ import edgespec
 from edgespec.memory.cgroups import table
 from edgespec.memory.process import process_rss_bytes
 from edgespec.session.embedder import plan_embedder
-from edgespec.settings.parsing import OWN_DRAFT
 
 N_CHANGES = 6
 """Budgets that a text meets in the middle, if it is to meet several."""
@@ -32,11 +31,8 @@ def main() -> None:
         print(json.dumps(sizes(spec)))
         return
     load = edgespec.LoadSettings(**spec["load"])
-    if spec["embeds"]:
-        said = embed(load, spec["ask"])
-    else:
-        said = write_or_refuse(load, _rules(spec), spec["ask"])
-    print(json.dumps(said))
+    ask = spec["ask"]
+    print(json.dumps(embed(load, ask) if spec["embeds"] else write(load, _rules(spec), ask)))
 
 
 def sizes(spec: dict[str, Any]) -> dict[str, Any]:
@@ -44,8 +40,6 @@ def sizes(spec: dict[str, Any]) -> dict[str, Any]:
     import edgespec_runtimes.gguf.entry  # noqa: F401
 
     load = edgespec.LoadSettings(**spec["load"])
-    if load.draft == OWN_DRAFT:
-        load = load.without_draft()
     try:
         plan = plan_embedder(load) if spec["embeds"] else edgespec.plan(load, _rules(spec))
     except edgespec.EdgespecError as error:
@@ -57,29 +51,14 @@ def embed(load: edgespec.LoadSettings, ask: dict[str, Any]) -> dict[str, Any]:
     with edgespec.load_embedder(load) as embedder:
         texts = [text[: load.ctx_size // 2] for text in ask["prompts"]]
         vectors = embedder.embed(texts)
-        planned = embedder.plan.planned_bytes
         digests = [_digest([round(value, 6) for value in vector]) for vector in vectors]
-        return _said(load.memory_budget, planned, len(digests), digests)
-
-
-def write_or_refuse(
-    load: edgespec.LoadSettings, rules: edgespec.EngineSettings, ask: dict[str, Any]
-) -> dict[str, Any]:
-    """A refusal of the target's own draft is an outcome: the budget holds until then, too."""
-    try:
-        return write(load, rules, ask)
-    except (edgespec.UsageError, edgespec.BudgetError) as error:
-        if load.draft != OWN_DRAFT:
-            raise
-        return _said(load.memory_budget, 0, 0, []) | {"refused": str(error)}
+        return _said(load.memory_budget, digests)
 
 
 def write(
     load: edgespec.LoadSettings, rules: edgespec.EngineSettings, ask: dict[str, Any]
 ) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "max_tokens": ask["max_tokens"],
-    }
+    options: dict[str, Any] = {"max_tokens": ask["max_tokens"]}
     samplings = [edgespec.SamplingParams(**one) for one in ask["samplings"]]
     if ask["extra"] == "grammar":
         options["grammar"] = edgespec.regular_expression("[a-z ]{1,200}")
@@ -105,8 +84,7 @@ def write(
         if ask["extra"] == "prefixes" and not ask["chat"]:
             session.generate([*prompts[-1], *texts[-1]], max_tokens=4)
         digests = [_digest(list(text)) for text in texts]
-        planned = session.plan.planned_bytes
-    said = _said(load.memory_budget, planned, sum(map(len, texts)), digests)
+    said = _said(load.memory_budget, digests)
     return said | {"ratio": max(most, said["ratio"]), "verified": verified}
 
 
@@ -128,11 +106,8 @@ def change_in_the_middle(session: edgespec.Session, prompt: Any, **options: Any)
     return max(most, _peak_bytes() / budget)
 
 
-def _said(budget: Any, planned: int, n_tokens: int, digests: list[str]) -> dict[str, Any]:
-    return {
-        "ratio": _peak_bytes() / int(budget),
-        "digests": digests,
-    }
+def _said(budget: Any, digests: list[str]) -> dict[str, Any]:
+    return {"ratio": _peak_bytes() / int(budget), "digests": digests}
 
 
 def _rules(spec: dict[str, Any]) -> edgespec.EngineSettings:

@@ -59,7 +59,7 @@ class Cell:
     share: float
     """Place of the budget between the smallest (0) and that of a resident model (1)."""
     guesses: str = "none"
-    """`lookup`, `draft`, `head`, `self`, or an acceptance rule of drawn guesses."""
+    """`lookup`, `draft`, `head`, or an acceptance rule of drawn guesses."""
     samplings: tuple[str, ...] = ("greedy", "chat")
     prompts: str = "short"
     extra: str = "nothing"
@@ -138,7 +138,7 @@ class Matrix:
             rules["lookup"] = True
         elif cell.guesses != "none":
             draft = files.get(cell.guesses, files.get("draft"))
-            load["draft"] = "self" if cell.guesses == "self" else str(draft)
+            load["draft"] = str(draft)
             if not cell.keeps_text:
                 rules["acceptance"] = cell.guesses
         return load, rules
@@ -181,7 +181,7 @@ class Matrix:
 
 HEADS = {"eagle": predictable_pair, "dflash": repeating_pair}
 GUESSES = {
-    "gguf": ("draft", "none", "lookup", "self"),
+    "gguf": ("draft", "none", "lookup"),
     "mixture": ("draft", "none", "lookup"),
     "onnx": ("draft", "none", "lookup"),
     "hybrid": ("draft", "none", "lookup"),

@@ -300,31 +300,3 @@ def _drive_all(engine: Any, texts: Sequence[Any]) -> None:
             if not text.is_at_work:
                 engine.end(text)
                 at_work.remove(text)
-
-
-FIXED_SIZES = (1, 3, 7, 12, 24, 64)
-
-
-def best_fixed(
-    machine: Machine, text: VirtualText, n_tokens: int, temperature: float = 0.0
-) -> float:
-    """Tokens a second of the best line or tree of a fixed size, or of none, known in hindsight."""
-    rates = [run(machine, text, n_tokens, drafts=False, temperature=temperature)[0].tokens_per_s]
-    for n in FIXED_SIZES:
-        for n_candidates in (1, 8):
-            fixed = run(
-                machine,
-                text,
-                n_tokens,
-                temperature=temperature,
-                n_candidates=n_candidates,
-                fallback="full",
-                draft_max=n,
-                step_aside=False,
-                no_overlap=True,
-            )
-            rates.append(fixed[0].tokens_per_s)
-    return max(rates)
-
-
-LENGTHS: Sequence[int] = (32, 64, 128, 512)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from statistics import geometric_mean, harmonic_mean
+from statistics import geometric_mean
 
 from virtual_clock import MACHINES, TWO_CORES, Machine
 from virtual_pair import Kept, Measured, run
@@ -159,11 +159,3 @@ BOUND = 0.92
 
 def figures(gains: Sequence[float]) -> Figures:
     return Figures(geometric_mean(gains), min(gains), sum(one < BOUND for one in gains), len(gains))
-
-
-def cell_means(gains: dict[TableText, float]) -> dict[tuple[str, str, float], float]:
-    """Harmonic means by machine, draft and temperature."""
-    cells: dict[tuple[str, str, float], list[float]] = {}
-    for case, one in gains.items():
-        cells.setdefault((case.machine, case.draft, case.temperature), []).append(one)
-    return {cell: harmonic_mean(them) for cell, them in cells.items()}

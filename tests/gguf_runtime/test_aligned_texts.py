@@ -44,47 +44,6 @@ def several(prefix: int = 0, n_slots: int = 2, n_cells: int = 1 << 20) -> Harnes
     return Harness(4, prefix, n_slots, n_cells, TILE)
 
 
-def test_a_text_begins_at_the_first_cell_of_a_tile() -> None:
-    harness = several()
-    harness.read(0, 6, in_tiles=True)
-    harness.read(1, 5, in_tiles=True)
-    assert tiles_of(harness, 0) == [0, 1]
-    assert tiles_of(harness, 1) == [2, 3]
-    assert harness.texts.layout.n_dropped == 2
-
-
-def test_a_tile_that_was_begun_moves_behind_the_cells_of_another_text() -> None:
-    harness = several()
-    for text in (0, 1, 0):
-        harness.read(text, 6, in_tiles=True)
-    assert tiles_of(harness, 0) == [0, 4, 5]
-    assert harness.texts.layout.n_moved == 2
-
-
-def test_a_text_that_is_read_on_at_once_moves_nothing() -> None:
-    harness = several()
-    for _ in range(3):
-        harness.read(0, 5, in_tiles=True)
-    assert tiles_of(harness, 0) == [0, 1, 2, 3]
-    assert harness.texts.layout.n_moved == 0
-
-
-def test_what_was_read_by_row_is_moved_before_tiles_are_read() -> None:
-    harness = several(prefix=3)
-    harness.read(1, 4, in_tiles=True)
-    tiles_of(harness, 1)
-
-
-def test_a_tile_that_two_texts_share_in_part_is_copied() -> None:
-    harness = several()
-    harness.read(0, 7, in_tiles=True)
-    harness.texts.share(0, 1, 6)
-    harness.prefixes[1] = harness.prefixes[0][:6]
-    harness.read(1, 4, in_tiles=True)
-    assert tiles_of(harness, 0) == [0, 1]
-    assert tiles_of(harness, 1) == [0, 2, 3]
-
-
 def test_a_full_cache_holds_all_texts_and_a_tile_for_each() -> None:
     """Texts that were read in turns take more filled cells than the cache has."""
     harness = several(n_slots=3, n_cells=3 * (20 + TILE))

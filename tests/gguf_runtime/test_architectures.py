@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.command_line import main
 from edgespec.errors import ModelError
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file import architectures
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.validation import validate
-from gguf_files import ARRAY, BOOL, STRING, U32, tiny_llama
+from gguf_files import ARRAY, BOOL, U32, tiny_llama
 from zoo_files import impostor, write_impostor, write_model
 from zoo_species import Species, has_property
 from zoo_species import architectures as architectures_of_llama_cpp
@@ -33,29 +32,11 @@ def test_a_model_for_something_else_is_refused_with_a_next_step(
     assert "\n" not in str(caught.value)
 
 
-def test_the_command_line_says_it_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write_impostor(tmp_path / "m.gguf", "bert")
-    assert main(["generate", "-m", str(path), "-p", "Hello"]) == 3
-    complaint = capsys.readouterr().err.splitlines()[-1]
-    assert complaint.startswith("edgespec: error: ")
-    assert "turns texts into vectors" in complaint and "use this one with" in complaint
-
-
 def test_attention_that_is_not_causal_is_refused(tmp_path: Path) -> None:
     model = tiny_llama()
     model.metadata["llama.attention.causal"] = (BOOL, False)
     with pytest.raises(ModelError, match="its attention is not causal"):
         validate(read_header(model.write(tmp_path / "m.gguf")))
-
-
-def test_an_adapter_is_no_model(tmp_path: Path) -> None:
-    """It was said to have no llama.block_count."""
-    adapter = tiny_llama()
-    adapter.metadata["general.type"] = (STRING, "adapter")
-    with pytest.raises(ModelError, match="is an adapter, which changes another model"):
-        validate(read_header(adapter.write(tmp_path / "m.gguf")))
 
 
 @pytest.mark.parametrize(("pooling", "name"), [(1, "mean"), (3, "last token")])
@@ -64,12 +45,6 @@ def test_a_model_that_pools_is_refused(pooling: int, name: str, tmp_path: Path) 
     model.metadata["qwen3.pooling_type"] = (U32, pooling)
     with pytest.raises(ModelError, match=f"it pools its outputs: {name}"):
         validate(read_header(model.write(tmp_path / "m.gguf")))
-
-
-def test_pooling_of_no_kind_is_text(tmp_path: Path) -> None:
-    model = tiny_llama()
-    model.metadata["llama.pooling_type"] = (U32, 0)
-    validate(read_header(model.write(tmp_path / "m.gguf")))
 
 
 def test_an_encoder_that_only_llama_cpp_knows_is_refused(

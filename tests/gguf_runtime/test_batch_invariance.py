@@ -8,10 +8,6 @@ import pytest
 
 from edgespec_runtimes.gguf.kernels import batch_invariance
 from edgespec_runtimes.gguf.kernels.batch_invariance import N_ROWS, is_invariant_in
-from edgespec_runtimes.gguf.llama import ggml
-
-Q4_0 = 2
-"""Number of the type in ggml."""
 
 
 class FakeKernels:
@@ -48,12 +44,3 @@ def test_a_type_varies_if_it_does_so_twice(
     monkeypatch.setattr(batch_invariance, "RowTrial", lambda *shape: kernels)
     assert N_ROWS < 256
     assert is_invariant_in(1, 2) == expected
-
-
-def test_a_trial_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    """ggml tells of each packing on stderr, where no model has redirected its log yet."""
-    buffer_type = ggml.packing_buffer_type(Q4_0, 512, 64)
-    if buffer_type is None:
-        pytest.skip("this processor packs no Q4_0")
-    is_invariant_in(buffer_type, Q4_0)
-    assert capfd.readouterr().err == ""

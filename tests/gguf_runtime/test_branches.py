@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.errors import UsageError
 from edgespec_runtimes.gguf.context.sequences import Texts, likely_first
 from one_tree import ROOT, OneTree
 
@@ -145,50 +144,6 @@ class Harness:
         assert len(self.cells.cells) == len(in_use) + self.texts.layout.n_dropped
 
 
-def test_a_chain_takes_one_sequence() -> None:
-    harness = Harness(1, prefix=3)
-    tree = OneTree(1)
-    for depth in range(4):
-        harness.evaluate(tree, [depth])
-        tree.add(depth, depth, 0.5)
-
-
-def test_siblings_share_their_parent_within_a_batch() -> None:
-    harness = Harness(3, prefix=2)
-    tree = OneTree(1)
-    nodes = [ROOT, *(tree.add(ROOT, token, 0.3) for token in range(3))]
-    harness.evaluate(tree, nodes)
-
-
-def test_more_branches_than_sequences_are_refused() -> None:
-    harness = Harness(2, prefix=1)
-    tree = OneTree(1)
-    nodes = [ROOT, *(tree.add(ROOT, token, 0.3) for token in range(3))]
-    with pytest.raises(UsageError, match="more than 2 branches"):
-        harness.branches.place(tree, nodes)
-
-
-def test_a_node_without_evaluated_parent_is_refused() -> None:
-    harness = Harness(2, prefix=1)
-    tree = OneTree(1)
-    with pytest.raises(UsageError, match="parent was not"):
-        harness.branches.place(tree, [tree.add(ROOT, 1, 0.5)])
-
-
-def test_committing_what_was_not_evaluated_is_refused() -> None:
-    harness = Harness(2, prefix=1)
-    with pytest.raises(UsageError, match="not evaluated"):
-        harness.branches.commit(OneTree(1), [ROOT], [])
-
-
-def test_truncating_drops_everything_provisional() -> None:
-    harness = Harness(2, prefix=3)
-    tree = OneTree(1)
-    harness.evaluate(tree, [ROOT])
-    harness.texts.truncate({0: 2})
-    assert [label for _, label, _ in harness.cells.cells] == [-1, -2]
-
-
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_every_node_sees_its_own_path_through_random_rounds(data: st.DataObject) -> None:
@@ -228,30 +183,6 @@ def test_every_node_sees_its_own_path_through_random_rounds(data: st.DataObject)
         tree = tree.reroot(root)
 
 
-def test_what_is_dropped_behind_the_accepted_path_is_free_at_once() -> None:
-    harness = Harness(3, prefix=2)
-    tree = OneTree(1)
-    accepted, rejected = tree.add(ROOT, 5, 0.6), tree.add(ROOT, 6, 0.3)
-    harness.evaluate(tree, [ROOT, accepted, rejected])
-    harness.commit(tree, [ROOT, accepted], [])
-    assert [label for _, label, _ in harness.cells.cells] == [-1, -2, 0, accepted]
-    assert harness.texts.layout.top == 4
-
-
-def test_what_is_dropped_before_the_accepted_path_keeps_its_cell_and_moves_nothing() -> None:
-    harness = Harness(3, prefix=2)
-    tree = OneTree(1)
-    rejected, accepted = tree.add(ROOT, 5, 0.6), tree.add(ROOT, 6, 0.3)
-    harness.evaluate(tree, [ROOT, rejected, accepted])
-    harness.commit(tree, [ROOT, accepted], [])
-    assert harness.cells.seen(HOME) == [-1, -2, 0, accepted]
-    assert harness.texts.layout.n_dropped == 1
-    assert harness.texts.layout.n_moved == 0
-    harness.texts.layout.put_in_order()
-    assert [label for _, label, _ in harness.cells.cells] == [-1, -2, 0, accepted]
-    assert harness.texts.layout.n_moved == 1
-
-
 def test_a_full_cache_is_put_in_order() -> None:
     harness = Harness(3, prefix=2, n_cells=6)
     tree = OneTree(1)
@@ -264,16 +195,6 @@ def test_a_full_cache_is_put_in_order() -> None:
     harness.evaluate(OneTree(7, first_key=11), [ROOT])
     assert harness.texts.layout.n_dropped == 0
     assert len(harness.cells.cells) == 6
-
-
-def test_a_rewound_text_leaves_nothing_behind() -> None:
-    harness = Harness(3, prefix=2)
-    tree = OneTree(1)
-    rejected, accepted = tree.add(ROOT, 5, 0.6), tree.add(ROOT, 6, 0.3)
-    harness.evaluate(tree, [ROOT, rejected, accepted])
-    harness.commit(tree, [ROOT, accepted], [])
-    harness.truncate(0, 2)
-    assert len(harness.cells.cells) == harness.texts.layout.top == 2
 
 
 def test_cells_that_a_rewound_text_frees_are_filled_before_those_behind_dropped_ones() -> None:

@@ -4,8 +4,6 @@ from the same graph, whatever was read, shortened and kept before."""
 from __future__ import annotations
 
 import ctypes
-import json
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -14,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.cli.command_line import main
 from edgespec.errors import ModelError, UsageError
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.block_head import GgufBlockHead
@@ -228,15 +225,6 @@ def test_a_node_s_guesses_depend_on_its_depth_alone(head: GgufBlockHead) -> None
     assert np.array_equal(logits, block(head)[[0, 1, 1, 2]])
 
 
-def test_nothing_is_guessed_beyond_the_block(head: GgufBlockHead) -> None:
-    read(head, TEXT)
-    line = OneTree(ROOT_TOKEN)
-    for node in range(head.info.block_guesses):
-        line.add(node, 1, 1.0)
-    with pytest.raises(UsageError, match="1 to 7 tokens"):
-        evaluate(head, line, [head.info.block_guesses])
-
-
 def test_a_pass_leaves_nothing_and_sees_nothing_that_was_not_read(
     head: GgufBlockHead, driver: OwnDriver
 ) -> None:
@@ -267,30 +255,6 @@ def test_features_with_a_gap_before_them_serve_no_text(head: GgufBlockHead) -> N
     with pytest.raises(UsageError, match="some were not"):
         prefill(head, TEXT)
     assert head.committed_of(0) == 0
-
-
-def test_a_text_up_to_the_context_s_end_has_room_for_a_block(
-    head: GgufBlockHead, driver: OwnDriver
-) -> None:
-    text = [7 + n for n in range(64)]
-    assert head.info.n_ctx == 56
-    head.take_features(0, states_of(text))
-    prefill(head, text[:56])
-    assert head.lacks_features(57)
-    assert np.array_equal(block(head), driver.block(states_of(text[:56])))
-
-
-def test_models_show_describes_a_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tiny_dflash().write(tmp_path / "head.gguf")
-    assert main(["models", "show", str(path), "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["architecture"] == "dflash" and shown["layers"] == 2
-
-
-def test_a_head_is_no_target(tmp_path: Path) -> None:
-    path = tiny_dflash().write(tmp_path / "head.gguf")
-    with pytest.raises(ModelError, match="name the model that it was trained for with `model`"):
-        open_head(path, owner="target")
 
 
 def changed(model: Gguf | None = None, **values: tuple | None) -> Gguf:
@@ -332,19 +296,3 @@ def test_what_a_head_needs_and_has_not_is_refused_by_name(
     with pytest.raises(ModelError, match=said) as caught:
         open_head(model.write(tmp_path / "head.gguf"))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("head", "said"),
-    [
-        (tiny_dflash(layers=(1, 2, 4)), "layers 1, 2, 4 of 1 to 3"),
-        (tiny_dflash(embedding=32), "64 values and the head reads 32"),
-    ],
-)
-def test_the_head_of_another_model_is_refused(
-    head: Gguf, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = tiny_llama(layers=4).write(tmp_path / "target.gguf")
-    path = head.write(tmp_path / "head.gguf")
-    assert main(["generate", "-m", str(target), "-md", str(path), "-p", "Hello"]) == 3
-    assert re.search(said, capsys.readouterr().err.splitlines()[-1])

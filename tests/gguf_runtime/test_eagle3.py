@@ -265,17 +265,6 @@ def test_features_with_a_gap_before_them_serve_no_text(head: GgufHead) -> None:
     assert head.committed_of(0) == 0
 
 
-def test_nothing_follows_the_first_token_alone(head: GgufHead) -> None:
-    with pytest.raises(UsageError, match="second token"):
-        evaluate(head, OneTree(TEXT[0]), [ROOT])
-
-
-def test_a_head_is_no_target(tmp_path: Path) -> None:
-    path = tiny_eagle3().write(tmp_path / "head.gguf")
-    with pytest.raises(ModelError, match="name the model that it was trained for with `model`"):
-        open_head(path, owner="target")
-
-
 def _without(model: Gguf, name: str) -> Gguf:
     model.tensors = [tensor for tensor in model.tensors if tensor.name != name]
     return model

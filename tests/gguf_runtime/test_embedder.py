@@ -15,7 +15,6 @@ from edgespec.errors import (
     BudgetError,
     ContextOverflow,
     ModelError,
-    SessionClosed,
     UsageError,
 )
 from edgespec.session.embedder import Embedder, load_embedder, plan_embedder
@@ -120,10 +119,6 @@ def test_a_budget_that_is_too_small_names_the_smallest(model: Path) -> None:
     assert refused.value.smallest_bytes
 
 
-def test_several_texts_have_the_vectors_of_each(encoder: Embedder) -> None:
-    assert encoder.embed(TEXTS) == [encoder.embed(text) for text in TEXTS]
-
-
 def test_a_normalised_vector_has_length_one(encoder: Embedder) -> None:
     assert np.linalg.norm(encoder.embed("hello", normalize=True)) == pytest.approx(1, abs=1e-6)
 
@@ -143,13 +138,6 @@ def test_unknown_tokens_are_refused(encoder: Embedder) -> None:
         encoder.vector([1 << 20])
 
 
-def test_a_closed_embedder_refuses_texts(files: dict[str, Path]) -> None:
-    with load_embedder(files["encoder"]) as embedder:
-        pass
-    with pytest.raises(SessionClosed):
-        embedder.embed("hello")
-
-
 def test_a_model_that_writes_is_no_embedder(tmp_path: Path) -> None:
     model = tiny_llama().write(tmp_path / "writes.gguf")
     assert not runtimes.embeds(model)
@@ -167,18 +155,3 @@ def test_a_reranker_is_refused(tmp_path: Path) -> None:
     model = write_encoder(tmp_path / "model.gguf", pooling=RANK)
     with pytest.raises(ModelError, match="scores pairs"):
         load_embedder(model)
-
-
-def test_a_draft_is_refused(files: dict[str, Path]) -> None:
-    with pytest.raises(UsageError, match="leave the draft out"):
-        load_embedder(LoadSettings(model=files["encoder"], draft=files["decoder"]))
-
-
-def test_layers_on_a_gpu_are_refused(files: dict[str, Path]) -> None:
-    with pytest.raises(UsageError, match="leave out `n_gpu_layers`"):
-        load_embedder(LoadSettings(model=files["encoder"], n_gpu_layers=2))
-
-
-def test_a_context_beyond_the_trained_one_is_refused(files: dict[str, Path]) -> None:
-    with pytest.raises(UsageError, match="was trained on"):
-        load_embedder(LoadSettings(model=files["encoder"], ctx_size=4096))

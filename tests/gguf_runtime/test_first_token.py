@@ -125,25 +125,6 @@ def test_beside_other_texts_they_are_those_of_a_text_alone(path: Path) -> None:
     beside.close()
 
 
-@pytest.mark.slow
-def test_texts_of_an_engine_depend_on_their_prompt_alone(path: Path) -> None:
-    """A first text, the same again, a next turn and a text that begins like it, resident and
-    paged: each is that of a session of its own."""
-    sampling = SamplingParams(temperature=0.9, seed=7)
-    prompts = [TOKENS[:90], TOKENS[:90], TOKENS[:150], TOKENS[:70] + TOKENS[100:180], TOKENS[:30]]
-    texts: list[list[tuple[int, ...]]] = []
-    for model in (resident(path), paged(path)):
-        with Engine(model) as engine:
-            texts.append([finish(engine.generate(p, sampling, 12)).tokens for p in prompts])
-            alone = []
-            for prompt in prompts:
-                engine.slots[0].rewind(0)
-                alone.append(finish(engine.generate(prompt, sampling, 12)).tokens)
-            texts.append(alone)
-        model.close()
-    assert texts[0] == texts[1] == texts[2] == texts[3]
-
-
 @pytest.mark.parametrize("n_tokens", [5, 40])
 def test_a_paged_model_reads_its_weights_once_for_a_short_prompt_and_its_first_token(
     n_tokens: int,

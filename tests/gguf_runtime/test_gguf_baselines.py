@@ -117,18 +117,6 @@ def test_a_text_that_does_not_fit_beside_others_is_refused():
         baselines_together("mmap", [PROMPT, PROMPT * 100])
 
 
-def test_speculation_writes_no_more_than_it_is_asked_for():
-    assert len(baselines.run("llama-linear-3", request(n_tokens=2)).tokens) == 2
-
-
-def test_a_sure_draft_guesses_more_than_an_unsure_one():
-    """The limit on the probability ends the guesses of `llama-linear` early."""
-    sure = baselines.run("llama-linear", request())
-    any_p = baselines.run("llama-linear-3", request())
-    assert 0 in {cost.verified for cost in sure.rounds[:-1]}
-    assert 0 not in {cost.verified for cost in any_p.rounds[:-1]}
-
-
 @pytest.mark.parametrize(
     ("name", "changes", "error", "message"),
     [

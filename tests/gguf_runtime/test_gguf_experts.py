@@ -10,17 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_gguf_model import open_paged, open_resident, reference_logits
-from test_gguf_types import quantised
 
 from edgespec.errors import Cancelled, WeightReadError
-from edgespec.ports import LanguageModel
-from edgespec.runtimes import ModelRequest
-from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.model import GgufModel
 from expert_routing import misses, record
 from least_recent import LeastRecent
 from one_tree import ROOT, OneTree
-from paging_contract import PagingContract, load_paged, one_by_one
+from paging_contract import PagingContract, one_by_one
 from port_calls import evaluate, prefill
 from zoo_files import write_model
 from zoo_species import Species
@@ -128,66 +124,6 @@ def test_a_prompt_rounds_as_in_a_resident_model(name: str, share: float, files: 
     for model in (open_paged(path, share), open_resident(path)):
         prefill(model, tokens)
         found.append(evaluate(model, OneTree(316), [ROOT]))
-        model.close()
-    assert np.array_equal(*found)
-
-
-def fine_mixture(files: Path, kind: str) -> Path:
-    """A mixture of many small experts in K-quants: batches have few rows for each."""
-    path = files / f"{kind}.gguf"
-    if not path.exists():
-        changes = {
-            "block_count": 2,
-            "context_length": 1024,
-            "expert_count": 64,
-            "expert_used_count": 4,
-            "expert_feed_forward_length": 256,
-        }
-        source = write_model(files / f"{kind}-source.gguf", Species("qwen3moe", True), changes)
-        quantised(kind, files, source)
-    return path
-
-
-def open_fine(path: Path, share: float, batch_size: int) -> LanguageModel:
-    request = ModelRequest(
-        path=path,
-        owner="target",
-        ctx_size=1024,
-        max_nodes=80,
-        max_branches=4,
-        n_threads=1,
-        batch_size=batch_size,
-    )
-    return load_paged(runtime.prepare(request), share)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("share", [0.0, MOST_EXPERTS])
-@pytest.mark.parametrize("kind", ["Q4_K_M", "Q6_K"])
-def test_a_tree_of_many_nodes_an_expert_has_the_logits_of_one_node_a_pass(
-    kind: str, share: float, files: Path
-) -> None:
-    """ggml multiplies an expert in K-quants by another kernel from eight rows of it on, which
-    rounds of experts went through."""
-    tokens = [300 + n % 5 for n in range(64)]
-    model = open_fine(fine_mixture(files, kind), share, 128)
-    try:
-        expected = one_by_one(model, tokens)
-        model.truncate(0)
-        assert np.array_equal(evaluate(model, *line(tokens)), expected)
-    finally:
-        model.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("share", [0.0, MOST_EXPERTS])
-def test_a_prompt_rounds_alike_whatever_the_batch(share: float, files: Path) -> None:
-    """The rows of a batch that chose one expert decided about the kernel that multiplied them."""
-    tokens, found = [7 * n % 400 for n in range(600)], []
-    for batch_size in (128, 512):
-        model = open_fine(fine_mixture(files, "Q4_K_M"), share, batch_size)
-        prefill(model, tokens)
-        found.append(evaluate(model, OneTree(316), [ROOT]).copy())
         model.close()
     assert np.array_equal(*found)
 

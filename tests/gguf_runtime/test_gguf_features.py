@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel
 from edgespec_runtimes.gguf import measuring, runtime
 from edgespec_runtimes.gguf.feature_tap import OutputTap
@@ -23,7 +22,6 @@ from features_contract import (
     TOKENS,
     FeaturesContract,
     Received,
-    check_another_text_gives_none,
     logits_of_a_tree,
 )
 from gguf_files import tiny_llama
@@ -165,11 +163,6 @@ def test_a_resident_model_whose_graph_gives_them_has_no_callback(path: Path) -> 
         assert isinstance(model._tap, OutputTap)
 
 
-def test_another_text_gives_none(path: Path) -> None:
-    with closing(open_resident(path, n_slots=2)) as model:
-        check_another_text_gives_none(model, LAYERS)
-
-
 def test_the_plan_has_a_row_for_them_only_if_they_are_asked_for(path: Path) -> None:
     with closing(prepare(path)) as prepared:
         assert not any("features" in row.what for row in prepared.needs().common_rows())
@@ -177,14 +170,3 @@ def test_the_plan_has_a_row_for_them_only_if_they_are_asked_for(path: Path) -> N
         prepared.offer_features(LAYERS, 64)
         rows = [row for row in prepared.needs().common_rows() if "features" in row.what]
         assert [row.nbytes for row in rows] == [4 * 3 * 64 * (2 * 64 + 9)]
-
-
-@pytest.mark.parametrize(
-    ("layers", "n_values", "said"),
-    [((1, 2, 4), 64, "of 1 to 3"), ((0, 1, 2), 64, "of 1 to 3"), (LAYERS, 96, "read")],
-)
-def test_what_the_model_does_not_have_is_refused(
-    path: Path, layers: tuple[int, ...], n_values: int, said: str
-) -> None:
-    with closing(prepare(path)) as prepared, pytest.raises(ModelError, match=said):
-        prepared.offer_features(layers, n_values)

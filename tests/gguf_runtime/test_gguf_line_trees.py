@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.memory import process
 from edgespec.ports import LanguageModel
 from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.context_choice import MAX_LINE, MAX_LINES
-from edgespec_runtimes.gguf.llama import loading
 from engine_cases import generate
 from fake_model import FakeModel, blend, fixed_text, random_language
 from one_tree import OneTree
@@ -156,20 +152,3 @@ def test_the_plan_may_choose_a_line_whose_states_take_less(hybrid: Path) -> None
     states = [row.nbytes for row in tree.rows if "lines" in row.what]
     assert sum(states) > 0
     assert not [row for row in line.rows if "lines" in row.what]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the peak is reset through /proc")
-def test_measuring_takes_no_memory_for_states(tmp_path: Path) -> None:
-    model = loading.load_sizes_only(write_model(tmp_path / "m.gguf", Species("qwen35")))
-    n_lines = 32
-    shape = contexts.ContextShape(
-        256, 64, 1 + n_lines * MAX_LINE, n_lines, n_threads=1, n_rollback=MAX_LINE
-    )
-    sizes = contexts.context_sizes(model, shape)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before_bytes = process.peak_rss_bytes()
-    for _ in range(3):
-        contexts.context_sizes(model, shape)
-    model.close()
-    assert sizes.kv_bytes > 128 << 20
-    assert process.peak_rss_bytes() - before_bytes < sizes.kv_bytes // 2

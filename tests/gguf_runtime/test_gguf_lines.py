@@ -10,13 +10,12 @@ import pytest
 
 import zoo_files
 from edgespec.ports import LanguageModel
-from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
 from edgespec.settings.options import RuntimeOptions
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.options import GgufOptions
-from engine_cases import GREEDY, generate
+from engine_cases import generate
 from fake_model import FakeModel, fixed_text
 from paging_contract import load_paged
 from reference import LlamaCpp
@@ -27,7 +26,6 @@ PROMPT = [10, 20, 30, 40, 50]
 N_TOKENS = 40
 WRONG = 5
 """Every so many tokens the draft is certain of another one."""
-WARM = SamplingParams(temperature=0.9, seed=3)
 
 
 @pytest.fixture(scope="module", params=["lfm2", "qwen35", "granitehybrid", "plamo2"])
@@ -92,27 +90,6 @@ def test_a_drafted_text_is_llama_cpps_own(target: LanguageModel, hybrid: Path) -
     assert result.speculation.tokens_per_pass > 1.5
 
 
-@pytest.mark.costly
-def test_a_drawn_text_is_the_one_without_a_draft(target: LanguageModel) -> None:
-    alone = generate(target, prompt=PROMPT, sampling=WARM, max_tokens=N_TOKENS)
-    draft = draft_of(alone.tokens, target.info.n_vocab)
-    drafted = generate(
-        target, draft, prompt=PROMPT, sampling=WARM, max_tokens=N_TOKENS, fallback="full"
-    )
-    assert drafted.tokens == alone.tokens
-    assert drafted.speculation.tokens_per_pass > 1.5
-
-
-@pytest.mark.slow
-def test_a_draft_that_is_always_wrong_changes_nothing(target: LanguageModel) -> None:
-    alone = generate(target, prompt=PROMPT, sampling=GREEDY, max_tokens=N_TOKENS)
-    n_vocab = target.info.n_vocab
-    wrong = [(token + 1) % n_vocab for token in alone.tokens]
-    draft = FakeModel(fixed_text(wrong, n_vocab, len(PROMPT)), n_vocab)
-    drafted = generate(target, draft, prompt=PROMPT, max_tokens=N_TOKENS, fallback="full")
-    assert drafted.tokens == alone.tokens
-
-
 def test_the_state_before_each_guess_is_planned_for(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.gguf", Species("qwen35"))
 
@@ -131,14 +108,5 @@ def test_a_line_is_as_long_as_can_be_dropped_again(hybrid: Path) -> None:
     try:
         info = prepared.info
         assert (info.max_rollback, info.max_nodes, info.max_branches) == (3, 4, 1)
-    finally:
-        prepared.close()
-
-
-def test_several_sequences_of_plamo2_would_end_the_process(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "m.gguf", Species("plamo2"))
-    prepared = runtime.prepare(request_for(path, 32))
-    try:
-        assert (prepared.info.max_branches, prepared.info.max_rollback) == (1, 8)
     finally:
         prepared.close()

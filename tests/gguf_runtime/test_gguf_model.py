@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import UsageError, WeightReadError
-from edgespec.memory.budget import LOADING, MIB, MemoryPlan, plan_memory
-from edgespec.memory.needs import TREE_SIZES, ModelNeeds
+from edgespec.errors import WeightReadError
+from edgespec.memory.budget import LOADING, MIB, plan_memory
+from edgespec.memory.needs import TREE_SIZES
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
@@ -83,15 +83,6 @@ class TestPagedTargetKeepsTheContract(PortContract):
     @pytest.fixture
     def model_factory(self) -> Callable[[], LanguageModel]:
         return lambda: open_paged(PAIR.target)
-
-
-@pytest.mark.slow
-class TestTargetWithNothingPinnedKeepsTheContract(PortContract):
-    atol = 0.2
-
-    @pytest.fixture
-    def model_factory(self) -> Callable[[], LanguageModel]:
-        return lambda: open_paged(PAIR.target, share=0.0)
 
 
 class TestSlotsOfAResidentTarget(SlotsContract):
@@ -216,13 +207,6 @@ def test_weights_that_nobody_swapped_are_read_from_the_mapping(paged: GgufModel)
     assert np.array_equal(one_by_one(paged, tokens), reference_logits(PAIR.target, tokens))
 
 
-def test_a_prompt_below_a_tile_equals_token_by_token(paged: GgufModel) -> None:
-    tokens = paged.vocabulary.encode(3 * TEXT)[:64]
-    prefill(paged, tokens[:-1])
-    logits = evaluate(paged, OneTree(tokens[-1]), [ROOT])[0]
-    assert np.array_equal(logits, reference_logits(PAIR.target, tokens)[-1])
-
-
 def test_a_pass_that_is_given_up_reads_no_mapping(
     paged: GgufModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,50 +256,6 @@ def test_after_a_pass_that_was_given_up_weights_point_to_the_file_again(
     assert np.array_equal(one_by_one(paged, tokens), reference_logits(PAIR.target, tokens))
 
 
-def test_a_prompt_beyond_the_context_is_refused(paged: GgufModel) -> None:
-    with pytest.raises(UsageError, match="maximum context length is 256 tokens"):
-        prefill(paged, [1] * (N_CTX + 1))
-
-
-def test_a_context_beyond_the_trained_one_is_refused() -> None:
-    wanted = ModelRequest(PAIR.draft, "draft", 1 << 20, 1, 1, 1)
-    with pytest.raises(UsageError, match="was trained on"):
-        runtime.prepare(wanted)
-
-
-def test_vocabulary_pieces_join_to_the_text(paged: GgufModel) -> None:
-    vocabulary = paged.vocabulary
-    tokens = vocabulary.encode(TEXT, add_special=False)
-    assert b"".join(map(vocabulary.piece, tokens)).decode() == TEXT
-    assert vocabulary.eog_tokens
-
-
-def test_the_plan_of_a_model_names_every_kind_of_memory() -> None:
-    prepared = runtime.prepare(request(PAIR.target))
-    needs = prepared.needs()
-    rows = [*needs.common_rows(), *needs.paged_rows()]
-    assert all(row.nbytes > 0 for row in rows)
-    assert {row.owner for row in rows} == {"target"}
-    plan: MemoryPlan = plan_memory(100 * MIB, rows, needs.cuts, needs.resident, ())
-    assert not plan.paged
-    prepared.close()
-
-
-def test_it_needs_the_same_whatever_the_budget_and_offers_smaller_batches() -> None:
-    def needed(budget_bytes: int) -> ModelNeeds:
-        wanted = dataclasses.replace(
-            request(PAIR.target), ctx_size=1024, batch_size=None, budget_bytes=budget_bytes
-        )
-        with closing(runtime.prepare(wanted)) as prepared:
-            return prepared.needs()
-
-    needs = needed(MIB)
-    assert needs == needed(1 << 40)
-    assert [batch.batch_size for batch in needs.batches] == [512, 128, 64]
-    assert needs.batches[0].nbytes > needs.batches[1].nbytes > needs.batches[2].nbytes
-    assert [batch.is_last_resort for batch in needs.batches] == [False, False, True]
-
-
 def choosing() -> ModelRequest:
     return dataclasses.replace(request(PAIR.target), max_nodes=33, fewer_nodes=(17, 9))
 
@@ -330,15 +270,6 @@ def test_fewer_nodes_take_less_and_are_loaded_when_they_are_planned() -> None:
         plan = plan_memory(1 << 40, (*needs.common_rows(2), *whole), needs.cuts, ())
         with closing(prepared.load(dataclasses.replace(plan, batches={"target": 2}))) as model:
             assert (model.info.max_nodes, model.info.max_branches) == (9, 9)
-
-
-def test_no_tree_is_planned_that_rounds_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulates a platform whose kernels cannot be chosen: 64 rows and more go through tiles."""
-    wanted = dataclasses.replace(request(PAIR.target), max_nodes=97, fewer_nodes=(65, 49))
-    runtime.prepare(wanted).close()  # finds this platform's libraries
-    monkeypatch.setattr(sys, "platform", "win32")
-    with closing(runtime.prepare(wanted)) as prepared:
-        assert [batch.max_nodes for batch in prepared.needs().batches] == [49]
 
 
 def test_no_cells_are_reserved_beyond_the_context() -> None:

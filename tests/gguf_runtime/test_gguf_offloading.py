@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
-from edgespec.memory.budget import LOADING, MIB, MemoryPlan
+from edgespec.errors import BudgetError
+from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.memory.process import process_rss_bytes
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest
@@ -19,12 +19,12 @@ from edgespec.session.opening import plan
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.llama import abi, device_memory, ggml, gpu, loading
+from edgespec_runtimes.gguf.llama import device_memory, ggml, gpu
 from edgespec_runtimes.gguf.llama.device_memory import DeviceMemory
 from edgespec_runtimes.gguf.llama.lazy_mapping import Mappings
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
-from edgespec_runtimes.gguf.weights.offloading import STAGING_BYTES, offloading
+from edgespec_runtimes.gguf.weights.offloading import offloading
 from paging_contract import load_paged, one_by_one
 from port_contract import TEXT
 
@@ -91,22 +91,6 @@ def test_a_model_larger_than_the_device_is_refused(monkeypatch: pytest.MonkeyPat
         planned(n_gpu_layers_draft=99)
 
 
-def test_a_budget_for_a_device_that_computes_nothing_is_refused():
-    with pytest.raises(UsageError, match="no GPU computes a model here"):
-        planned(gpu_memory_budget="1GiB")
-
-
-def test_a_draft_on_a_gpu_keeps_no_weights_and_no_cache_in_memory():
-    draft = prepared(99, "draft")
-    needs = draft.needs()
-    draft.close()
-    rows = {row.what: row.nbytes for row in needs.resident or ()}
-    table = read_header(PAIR.draft).tensors_by_name["token_embd.weight"]
-    assert rows["weights"] == table.nbytes
-    assert rows[LOADING] == STAGING_BYTES
-    assert not any("KV cache" in row.what for row in needs.fixed)
-
-
 def test_some_layers_leave_room_for_the_whole_cache():
     some, none = prepared(2), prepared(0)
     rows = [[row.as_dict() for row in one.needs().fixed] for one in (some, none)]
@@ -122,13 +106,6 @@ def test_what_shares_the_machines_memory_takes_it_there(monkeypatch: pytest.Monk
     target.close()
     assert rows["weights of layers on the GPU"] == offloading(TARGET, 99).nbytes
     assert rows["KV cache (256 tokens)"] > 0
-
-
-def test_models_without_layers_there_start_no_gpus_library():
-    params = loading.lib.llama_model_default_params()
-    kept_alive = loading._place(params, loading.NOWHERE)
-    assert kept_alive
-    assert ctypes.c_void_p.from_address(params.devices).value is None
 
 
 @pytest.mark.costly
@@ -154,34 +131,6 @@ def test_all_layers_on_a_gpu_leave_nothing_to_page():
     assert one_by_one(model, model.vocabulary.encode(TEXT)[:4]).any()
     model.close()
     target.close()
-
-
-def test_tensors_that_went_elsewhere_than_planned_are_an_error(monkeypatch: pytest.MonkeyPatch):
-    """Simulates a library that places tensors by another rule."""
-    target = prepared(3)
-    target.needs()
-    monkeypatch.setattr(
-        "edgespec_runtimes.gguf.llama.abi.is_in_host_memory",
-        lambda tensor: b"ffn_up" not in abi.name_of(tensor),
-    )
-    with pytest.raises(ModelError, match="otherwise than planned"):
-        target._measured.mapped.place(target._measured.offloading.placement)
-    target.close()
-
-
-def test_where_nothing_is_paged_the_library_need_not_tell_its_tensors(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    """Windows has no such function, and the budget is not enforced there."""
-
-    def tell(_: loading.Model) -> list[tuple[str, int]]:
-        raise EdgespecError("this build does not tell")
-
-    monkeypatch.setattr(loading.Model, "tensors", tell)
-    monkeypatch.setattr(PreparedGguf, "enforced", False)
-    model = load_paged(prepared(3))
-    assert one_by_one(model, model.vocabulary.encode(TEXT)[:4]).any()
-    model.close()
 
 
 @pytest.fixture

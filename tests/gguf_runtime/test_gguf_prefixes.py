@@ -11,7 +11,6 @@ import pytest
 from test_gguf_types import quantised
 
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import StateError
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
 from edgespec.ports.text_request import TextRequest
@@ -118,21 +117,6 @@ def test_stored_prefixes_change_no_text(
 def model() -> Iterator[LanguageModel]:
     with closing(opened(embedded_pair().target, False, 1)) as target:
         yield target
-
-
-def test_a_foreign_block_is_refused_and_the_model_goes_on(model: LanguageModel) -> None:
-    tokens = PROMPT[: 2 * model.block_tokens]
-    prefill(model, tokens)
-    first = bytes(model.write_block(0, 0))
-    second = bytes(model.write_block(model.block_tokens, 0))
-    model.truncate(0)
-    for content in (second, first[:-1], b"", first[:20], bytes(len(first))):
-        with pytest.raises(StateError):
-            model.read_block(memoryview(bytearray(content)), 0)
-        assert model.committed_of(0) == 0
-    model.read_block(memoryview(bytearray(first)), 0)
-    model.read_block(memoryview(bytearray(second)), 0)
-    assert model.committed_of(0) == len(tokens)
 
 
 def test_a_block_holds_no_dropped_guesses_and_storing_it_moves_no_later_cell(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,8 +11,7 @@ from threading import Thread, Timer
 import numpy as np
 import pytest
 
-from delay_proxy import delayed
-from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
+from edgespec.errors import BudgetError, EdgespecError, ModelError
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
@@ -27,9 +25,7 @@ from edgespec_runtimes.gguf.llama.device_memory import DeviceMemory
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from edgespec_runtimes.gguf.weights.offloading import to_servers
-from one_tree import ROOT, OneTree
 from paging_contract import load_paged, one_by_one
-from port_calls import evaluate, prefill
 from port_contract import TEXT, PortContract
 from rpc_servers import free_port, needs_rpc, running, use_as_gpu
 from zoo_files import write_model
@@ -192,11 +188,6 @@ def test_more_layers_than_there_is_memory_for_are_refused_with_the_number_that_f
         to_servers(TARGET, [server("a", 3.5)], 6, 0, TARGET.weight_bytes)
 
 
-def test_servers_without_memory_are_refused():
-    with pytest.raises(BudgetError, match="0 layers"):
-        to_servers(TARGET, [DeviceMemory("a", 1000, 1000)], None, 0, MIB)
-
-
 @needs_rpc
 def test_a_server_that_is_not_there_is_an_error():
     with pytest.raises(ModelError, match="there is no RPC server"):
@@ -244,81 +235,6 @@ def test_a_server_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_a_round_trip_to_a_server_is_counted_once(rpc_server: str):
-    """Each question made a connection of its own, which is a round trip more."""
-    with delayed(rpc_server, 0.3) as address:
-        (found,) = device_memory.of_servers((address,))
-    assert 0.3 <= found.round_trip_s < 0.58
-
-
-@pytest.mark.slow
-@needs_rpc
-def test_reading_a_prompt_lasts_until_the_servers_have_computed_it():
-    """No logits are fetched, and the next pass seemed to take what the prompt took."""
-    with running() as (address, process):
-        model = on_server(address)
-        tokens = model.vocabulary.encode(TEXT)[:12]
-        prefill(model, tokens)
-        model.truncate(0)
-        process.send_signal(signal.SIGSTOP)
-        waking = Timer(0.5, process.send_signal, [signal.SIGCONT])
-        waking.start()
-        prefill(model, tokens)
-        assert model.last_report.wall_s >= 0.45
-        waking.join()
-        model.close()
-
-
-@pytest.mark.slow
-@needs_rpc
-def test_committing_asks_a_server_for_nothing():
-    """Keys and values behind guesses that were wrong were moved there, layer by layer."""
-    with running() as (address, process):
-        model = on_server(address)
-        prefill(model, model.vocabulary.encode(TEXT)[:12])
-        tree = OneTree(5)
-        wrong = tree.add(ROOT, 6, 0.6)
-        right = tree.add(ROOT, 7, 0.3)
-        evaluate(model, tree, [ROOT, wrong, right])
-        process.send_signal(signal.SIGSTOP)
-        waking = Timer(20.0, process.send_signal, [signal.SIGCONT])
-        waking.start()
-        model.commit(tree, [ROOT, right], [])
-        assert waking.is_alive()
-        waking.cancel()
-        process.send_signal(signal.SIGCONT)
-        model.close()
-
-
-@pytest.mark.slow
-@needs_rpc
-@pytest.mark.parametrize("no_draft", [True, False])
-def test_a_server_that_dies_ends_a_text_with_one_error_and_no_application(no_draft: bool):
-    """The library would abort the process; the text so far was yielded by then."""
-    draft = None if no_draft else PAIR.draft
-    with running() as (address, process):
-        load = LoadSettings.model_validate(
-            {"model": PAIR.target, "draft": draft, "memory_budget": "1GiB", "rpc": address}
-        )
-        with session.load(load) as loaded:
-            text = ""
-
-            def read_on() -> None:
-                nonlocal text
-                for event in loaded.stream("def gcd(a, b):", max_tokens=400):
-                    text += event.text
-                    if text:
-                        process.kill()
-                        process.wait()
-
-            with pytest.raises(EdgespecError, match=f"the RPC server {address} was lost"):
-                read_on()
-            assert text
-            with pytest.raises(EdgespecError, match="was lost"):
-                loaded.generate("once more", max_tokens=4)
-
-
-@pytest.mark.slow
 @needs_rpc
 @pytest.mark.parametrize("moment", range(0, 50, 5))
 def test_a_server_may_be_killed_at_any_moment(moment: int):
@@ -343,11 +259,3 @@ def test_a_server_lends_what_its_budget_leaves():
         (found,) = device_memory.of_servers([address])
         assert found.name == address
         assert found.free_bytes < 120 * MIB - 40 * MIB
-
-
-@pytest.mark.parametrize(
-    "wrong", ["localhost", "1.2.3.4:0", "1.2.3.4:99999", "a:1,a:1", "a:1,,b:2", "http://a:1"]
-)
-def test_what_is_no_address_is_refused(wrong: str):
-    with pytest.raises(UsageError, match="write the addresses"):
-        GgufOptions(rpc=wrong)

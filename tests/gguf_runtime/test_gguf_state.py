@@ -17,7 +17,6 @@ from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context import state_pieces
-from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.options import GgufOptions
 from paging_contract import load_paged, one_by_one
 from state_contract import MORE, StateContract, blocks_of, read_blocks
@@ -63,21 +62,6 @@ class TestQuantisedCache(StateContract):
     def model_factory(self) -> Callable[[], LanguageModel]:
         types = GgufOptions(cache_type_k="q8_0", cache_type_v="q4_0", flash_attn="on")
         return lambda: resident(TARGET, options=types)
-
-
-class TestTransposedValues(StateContract):
-    @pytest.fixture
-    def model_factory(self) -> Callable[[], LanguageModel]:
-        return lambda: resident(TARGET, options=GgufOptions(flash_attn="off"))
-
-
-def test_another_build_of_llama_cpp_is_another_origin(monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(resident(TARGET)) as model:
-        told = model.state_origin.settings["llama.cpp"]  # type: ignore[attr-defined]
-    assert told == loading.build()
-    monkeypatch.setattr(loading.lib, "llama_print_system_info", lambda: b"CPU : SSE3 = 1 | AVX = 0")
-    assert loading.build() != told
-    assert loading.build().split()[1:] == ["SSE3"]
 
 
 @pytest.fixture(scope="module", params=["gemma2", "qwen2vl"])

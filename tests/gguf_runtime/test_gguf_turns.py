@@ -10,10 +10,8 @@ import pytest
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.text import N_LEFT
-from edgespec.errors import EdgespecError
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.context.recurrent import N_CHECKPOINTS
 from edgespec_runtimes.gguf.context.rows import RowBatch
 from edgespec_runtimes.gguf.model import GgufModel
 from engine_cases import GREEDY, finish
@@ -100,32 +98,3 @@ def test_twenty_turns_read_only_what_is_new(open_model: Open, n_rows: list[int])
     assert max(n_read) <= n_new + N_LEFT
     with Engine(open_model(), None, EngineSettings()) as engine:
         assert ask(engine, prompt) == answer
-
-
-@pytest.mark.costly
-def test_a_cancelled_answer_leaves_the_prompt(open_model: Open, n_rows: list[int]) -> None:
-    prompt = question(1) * 4
-    model = open_model()
-    with Engine(model, None, EngineSettings()) as engine:
-        answer = ask(engine, prompt)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(model._batch, "compute", lambda context: 2)
-            with pytest.raises(EdgespecError, match="aborted"):
-                ask(engine, [*prompt, *answer])
-        n_rows.clear()
-        assert ask(engine, prompt) == answer
-    assert sum(n_rows) == N_LEFT + 1 + N_ANSWER - 1
-
-
-def test_the_states_are_planned_for(hybrid: Path) -> None:
-    prepared = runtime.prepare(request_for(hybrid))
-    try:
-        row = next(row for row in prepared.needs().fixed if "turns" in row.what)
-        model = prepared.load(None)
-    finally:
-        prepared.close()
-    assert isinstance(model, GgufModel)
-    with Engine(model, None, EngineSettings()) as engine:
-        ask(engine, question(1) * 4)
-        saved = model._memory.recurrent_bytes(0)
-    assert saved <= row.nbytes // N_CHECKPOINTS <= 1.1 * saved + (32 << 10)

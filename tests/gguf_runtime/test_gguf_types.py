@@ -81,26 +81,6 @@ def test_every_quantisation_pages_bit_for_bit(name: str, tmp_path: Path) -> None
     assert_pages_like_llama_cpp(quantised(name, tmp_path))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("IQ4_NL", "Q4_K_M"),
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("Q4_0", "Q3_K_M", "Q5_K_M", "Q6_K")),
-    ],
-)
-def test_a_tree_has_the_logits_of_one_node_a_pass(name: str, tmp_path: Path) -> None:
-    """Those of K-quants differed by 0.19 from eight nodes on, those of IQ4_NL from two on."""
-    tokens = list(range(300, 316))
-    model = open_paged(quantised(name, tmp_path))
-    try:
-        together = evaluate(model, *line(tokens))
-        model.truncate(0)
-        assert np.array_equal(together, one_by_one(model, tokens))
-    finally:
-        model.close()
-
-
 def quantised(name: str, folder: Path, source: Path = PAIR.target) -> Path:
     """The embedded target, or another model, in another quantisation."""
     path = folder / f"{name}.gguf"
@@ -167,27 +147,6 @@ def test_a_prompt_beside_trees_is_the_prompt_alone(
         rows, _ = model.evaluate([PassPart(0, end, [ROOT], tokens[7:-1]), PassPart(1, tree, nodes)])
         assert len(first[0]) == 0
         assert np.array_equal(rows, alone)
-    finally:
-        model.close()
-
-
-def test_a_long_prompt_rounds_alike_wherever_its_cells_begin(tmp_path: Path) -> None:
-    """Tiles of attention are 64 cells, counted from the first one of the cache: other texts there
-    decided how a prompt of K-quants was added up."""
-    tokens = [300 + 7 * n % 150 for n in range(181)]
-    wanted = replace(request(quantised("Q4_K_M", tmp_path), n_slots=2), batch_size=128)
-    model = load_paged(runtime.prepare(wanted), 0.5)
-    assert isinstance(model, GgufModel)
-    try:
-        seen = []
-        for n_before in (0, 10):
-            prefill(model, tokens[:n_before])
-            prefill(model, tokens[:-1], slot=1)
-            part = PassPart(1, OneTree(tokens[-1]), [ROOT])
-            seen.append(model.evaluate([part])[0].copy())
-            model.truncate(0, slot=1)
-            model.truncate(0)
-        assert np.array_equal(*seen)
     finally:
         model.close()
 

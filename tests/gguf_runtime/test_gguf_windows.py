@@ -12,15 +12,13 @@ import numpy as np
 import pytest
 
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import EdgespecError
 from edgespec.ports import PassPart
 from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context import cache_memory, windows
 from edgespec_runtimes.gguf.context.contexts import window_shape
-from edgespec_runtimes.gguf.context.rows import RowBatch
-from edgespec_runtimes.gguf.context.windows import SLACK_TOKENS, PromptEnds, WindowShape
+from edgespec_runtimes.gguf.context.windows import WindowShape
 from edgespec_runtimes.gguf.model import GgufModel
 from engine_cases import AskedEngine as Engine
 from engine_cases import finish
@@ -278,50 +276,6 @@ def test_a_turn_goes_back_to_where_a_prompt_ended(open_model: Open) -> None:
 
 
 @pytest.mark.slow
-def test_texts_that_go_back_often_see_what_they_see_in_the_whole_cache(open_model: Open) -> None:
-    """Cells that they free lie before dropped ones: the next guesses take those first."""
-    twins = Twins(open_model, n_nodes=60, max_branches=40)
-    twins.prefill(200)
-    for n in range(6):
-        for _ in range(4):
-            twins.round(0)
-        twins.go_back(len(twins.texts[0]) - 10 - n)
-
-
-@pytest.mark.slow
-def test_where_prompts_differ_is_remembered(open_model: Open) -> None:
-    """The first other question reads the common beginning again, the second does not."""
-    twins = Twins(open_model)
-    twins.prefill(800)
-    assert twins.go_back(300) == 300
-    twins.prefill(500)
-    assert twins.go_back(300) == 0
-    twins.prefill(300)
-    twins.round(0)
-
-
-@pytest.mark.slow
-def test_an_answer_that_failed_leaves_what_was_there(open_model: Open) -> None:
-    model = open_model()
-    prefill(model, text_of(700))
-    expected = one_by_one(model, [1, 2, 3])
-    model.truncate(700)
-    compute, n_left = RowBatch.compute, 4
-
-    def failing(batch: RowBatch, context: Any) -> int:
-        nonlocal n_left
-        n_left -= 1
-        return compute(batch, context) if n_left else 2
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RowBatch, "compute", failing)
-        with pytest.raises(EdgespecError, match="aborted"):
-            prefill(model, text_of(900, seed=1))
-    assert model.committed_of(0) == 700
-    assert np.array_equal(one_by_one(model, [1, 2, 3]), expected)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("drafted", [False, True])
 def test_turns_are_those_of_a_new_session(drafted: bool, open_model: Open) -> None:
     """Answers cut short, prompts that leave out what was said, a question after a common start."""
@@ -344,16 +298,3 @@ def test_turns_are_those_of_a_new_session(drafted: bool, open_model: Open) -> No
 
 def test_a_window_as_long_as_the_context_gives_nothing_back() -> None:
     assert WindowShape(4096, 8192, 1, 300, 512).n_seen > 8192
-
-
-def test_of_many_ends_those_are_kept_that_save_most() -> None:
-    ends = PromptEnds(2)
-    for n_tokens in (100, 900, 950, 2000):
-        ends.add(n_tokens)
-    assert [*ends] == [900, 2000]
-    ends.cut(1000)
-    assert [*ends] == [900]
-
-
-def test_slack_is_part_of_what_is_kept(open_model: Open) -> None:
-    assert cells_of(open_model()).n_kept == N_WINDOW + SLACK_TOKENS

@@ -3,31 +3,20 @@ paged, turn after turn, several at once, and from a saved state."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 import pytest
 
 import edgespec
-from edgespec.cli.command_line import main
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import ModelError, UsageError
-from edgespec.ports import LanguageModel
-from edgespec.ports.baselines import BaselineRequest
 from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
 from edgespec.session.opening import open_models
 from edgespec.settings.config import LoadSettings
-from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.entry import GgufRuntime
-from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
-from engine_cases import AskedEngine as Engine
-from engine_cases import finish
 from gguf_files import (
     borrowing,
     predictable_pair,
@@ -37,8 +26,6 @@ from gguf_files import (
     tiny_llama,
 )
 from head_cases import LINE, PROMPT
-from paging_contract import load_paged
-from zoo_files import write_impostor
 
 N_TOKENS = 40
 ALONE = EngineSettings(lookup=False)
@@ -88,50 +75,6 @@ def good(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("good")
     target, head = PAIRS[request.param]()
     return Files(target.write(folder / "target.gguf"), head.write(folder / "head.gguf"))
-
-
-def opened(files: Files, is_paged: bool) -> tuple[LanguageModel, LanguageModel]:
-    with ExitStack() as stack:
-        request = ModelRequest(
-            path=files.target,
-            owner="target",
-            ctx_size=128,
-            max_nodes=17,
-            max_branches=8,
-            n_threads=1,
-            options=GgufOptions(),
-            batch_size=16,
-        )
-        target = stack.enter_context(closing(runtime.prepare(request)))
-        wanted = ModelRequest(files.head, "draft", 128, 17, 8, 1, target=files.target)
-        head = stack.enter_context(closing(runtime.prepare(wanted)))
-        target.offer_features(head.info.feature_layers, head.info.feature_values)
-        return load_paged(target, 0.3) if is_paged else target.load(None), head.load(None)
-
-
-@pytest.fixture(params=[False, True], ids=["resident", "paged"])
-def pair(
-    request: pytest.FixtureRequest, files: Files
-) -> Iterator[tuple[LanguageModel, LanguageModel]]:
-    target, head = opened(files, request.param)
-    with closing(target), closing(head):
-        yield target, head
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_the_text_is_the_target_s_own(
-    pair: tuple[LanguageModel, LanguageModel], temperature: float
-) -> None:
-    target, head = pair
-    sampling = SamplingParams(temperature=temperature, seed=5)
-    with Engine(target) as engine:
-        alone = finish(engine.generate(PROMPT, sampling, N_TOKENS))
-    target.truncate(0)
-    with Engine(target, head, ALONE) as engine:
-        text = finish(engine.generate(PROMPT, sampling, N_TOKENS))
-    assert text.tokens == alone.tokens
-    assert not text.notes
 
 
 def test_a_head_that_knows_its_target_saves_passes(good: Files) -> None:
@@ -211,58 +154,6 @@ def test_a_head_that_borrows_saves_passes(kind: str, tmp_path: Path) -> None:
     with edgespec.load(files.settings(), LINE) as session:
         result = session.generate(PROMPT, SamplingParams(temperature=0), N_TOKENS)
     assert result.speculation.tokens_per_pass > 3
-
-
-@pytest.mark.slow
-def test_models_check_measures_a_head(
-    good: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps({"prompt": "Hello"}))
-    command = ["models", "check", str(good.target), str(good.head), "--prompts", str(prompts)]
-    assert main([*command, "-n", "16", "--json", "--memory-budget", "4GiB"]) == 0
-    measured = json.loads(capsys.readouterr().out)
-    assert measured["agreement"]["compared"] == 16
-    assert measured["agreement"]["top_1"] > 0.9
-    assert measured["sources"]["tokens_per_pass"] > 3
-
-
-@pytest.mark.costly
-def test_a_generation_can_be_closed_and_cancelled_at_any_token(good: Files) -> None:
-    with edgespec.load(good.settings(), ALONE) as session:
-        whole = session.generate(PROMPT, SamplingParams(temperature=0), 20).tokens
-        for n_taken in (0, 1, 4):
-            stream = session.stream(PROMPT, SamplingParams(temperature=0), 20)
-            for _, _ in zip(range(n_taken), stream, strict=False):
-                pass
-            session.cancel() if n_taken % 2 else stream.close()
-            stream.close()
-            assert session.generate(PROMPT, SamplingParams(temperature=0), 20).tokens == whole
-
-
-def test_a_target_of_another_runtime_is_refused_with_a_next_step(
-    good: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    info = property(lambda self: replace(self._measured.info, gives_features=False))
-    monkeypatch.setattr(PreparedGguf, "info", info)
-    with pytest.raises(ModelError, match="name a GGUF or ONNX target"):
-        open_models(good.settings())
-
-
-def test_llama_cpp_s_line_of_a_whole_draft_is_not_run_with_a_head(good: Files) -> None:
-    request = BaselineRequest(good.target, good.head, ("Hello",), 4, 64, 1, lambda: 0)
-    with pytest.raises(UsageError, match="is a head"):
-        runtime.baselines.run("llama-linear", request)
-
-
-def test_other_kinds_of_heads_are_refused_by_name(
-    good: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    architecture = "gemma4-assistant"
-    path = write_impostor(tmp_path / "head.gguf", architecture)
-    assert main(["generate", "-m", str(good.target), "-md", str(path), "-p", "Hello"]) == 3
-    complaint = capsys.readouterr().err.splitlines()[-1]
-    assert architecture in complaint and "name an EAGLE-3 or DFlash head" in complaint
 
 
 def test_a_head_that_was_not_asked_for_gives_way_to_several_texts(good: Files) -> None:

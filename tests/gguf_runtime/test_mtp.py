@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import errno
 import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -26,7 +25,7 @@ from edgespec.memory.budget import MIB
 from edgespec.ports import LanguageModel
 from edgespec.rules.sampling import SamplingParams
 from edgespec.settings.config import LoadSettings
-from edgespec_runtimes.gguf import entry, runtime
+from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.file import mtp
 from edgespec_runtimes.gguf.file.header import read_header
@@ -47,7 +46,8 @@ from port_calls import evaluate, prefill
 from zoo_files import write_guessing
 
 N_TOKENS = 16
-ALONE = EngineSettings(lookup=False)
+
+
 TREE = EngineSettings(lookup=False, fallback="full", draft_max=8, step_aside=False)
 GREEDY = SamplingParams(temperature=0)
 HYBRID, PLAIN = "qwen35", "glm4moe"
@@ -253,21 +253,6 @@ def least_budget(path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"{alone.smallest_bytes}B"
 
 
-@pytest.mark.slow
-def test_a_layer_that_was_left_out_is_not_named_as_the_draft(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_guessing(tmp_path / "m.gguf", PLAIN)
-    budget = least_budget(path, monkeypatch)
-    command = ["generate", "-m", str(path), "-p", "Hello", "-n", "2", "--memory-budget", budget]
-    assert main([*command, "--json"]) == 0
-    captured = capsys.readouterr()
-    report = json.loads(captured.out)
-    assert report["draft"] is None
-    assert any("does not guess for itself" in note for note in report["notes"])
-    assert "where memory and settings let it" in captured.err
-
-
 @pytest.mark.parametrize("good", [PLAIN], indirect=True)
 def test_the_layer_is_the_draft_s_memory(good: Path) -> None:
     settings = LoadSettings(model=good, draft=good, memory_budget="8GiB")
@@ -299,32 +284,6 @@ def test_a_generation_can_be_closed_and_cancelled_at_any_token(good: Path) -> No
             assert session.generate(PROMPT, GREEDY, 16).tokens == whole
 
 
-@pytest.mark.slow
-def test_turns_are_the_target_s_own(good: Path) -> None:
-    prompts = [PROMPT, (*PROMPT[:4], 17, 3, 8), (*PROMPT[:4], 17, 3, 1, 2), (4,), PROMPT[:2]]
-    with edgespec.load(LoadSettings(model=good, memory_budget="8GiB")) as session:
-        alone = [session.generate(prompt, GREEDY, 12).tokens for prompt in prompts]
-    settings = LoadSettings(model=good, draft=good, memory_budget="8GiB")
-    with edgespec.load(settings, LINE) as session:
-        turns = [session.generate(prompt, GREEDY, 12) for prompt in prompts]
-    assert [turn.tokens for turn in turns] == alone
-    assert all(turn.speculation.accepted for turn in turns)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("good", [PLAIN], indirect=True)
-def test_models_check_measures_it(
-    good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps({"prompt": "Hello"}))
-    command = ["models", "check", str(good), str(good), "--prompts", str(prompts)]
-    assert main([*command, "-n", "16", "--json", "--memory-budget", "8GiB"]) == 0
-    measured = json.loads(capsys.readouterr().out)
-    assert measured["agreement"]["top_1"] > 0.9
-    assert measured["sources"]["tokens_per_pass"] > 2
-
-
 @pytest.mark.costly
 @pytest.mark.parametrize(
     ("architecture", "changes", "said"),
@@ -351,17 +310,6 @@ def test_where_it_cannot_guess_the_target_runs_alone_and_a_note_says_why(
     assert said in note
 
 
-@pytest.mark.slow
-def test_models_check_of_a_layer_that_cannot_guess_says_why(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, prompts = write_guessing(tmp_path / "m.gguf", PLAIN), tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps({"prompt": "Hello"}))
-    command = ["models", "check", str(path), str(path), "--prompts", str(prompts)]
-    assert main([*command, "--memory-budget", least_budget(path, monkeypatch)]) == 3
-    assert "does not guess for itself: " in capsys.readouterr().err
-
-
 def test_what_llama_cpp_has_no_graph_for_is_a_note(plain: Path, tmp_path: Path) -> None:
     path = write_guessing(tmp_path / "m.gguf", "step35")
     assert not runtimes.guesses_itself(path)
@@ -370,17 +318,6 @@ def test_what_llama_cpp_has_no_graph_for_is_a_note(plain: Path, tmp_path: Path) 
     assert "those of the architecture step35 are not run" in note
     with pytest.raises(ModelError, match="are not run"):
         prepare(path, "draft")
-
-
-def test_a_file_that_may_not_be_read_is_a_model_error(
-    plain: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(path: Path) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-    monkeypatch.setattr(entry, "open_regular", refused)
-    with pytest.raises(ModelError, match="cannot be read: Permission denied"):
-        runtime.guesses_itself(plain)
 
 
 @pytest.mark.parametrize("name", ["nextn.enorm", "ffn_gate_inp"])

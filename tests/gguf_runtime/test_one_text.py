@@ -5,8 +5,6 @@ llama.cpp would pack resident K-quants, and multiply one to three rows by anothe
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,20 +13,15 @@ import pytest
 from test_gguf_types import quantised
 from test_reference_kernels import line
 
-from edgespec.engine.settings import EngineSettings
 from edgespec.errors import FetchError
 from edgespec.memory.needs import ModelNeeds
 from edgespec.models import packaged
 from edgespec.ports import LanguageModel
-from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.options import GgufOptions
-from edgespec_runtimes.gguf.weights.packing import name_patterns, packed_matrices
-from engine_cases import AskedEngine as Engine
-from engine_cases import finish
-from fake_model import FakeModel, fixed_text
+from edgespec_runtimes.gguf.weights.packing import packed_matrices
 from gguf_files import U32, Gguf, tiny_llama
 from paging_contract import load_paged, one_by_one
 from port_calls import evaluate, prefill
@@ -200,15 +193,6 @@ def test_the_plan_has_a_row_for_packing_only_where_something_is_packed(
         assert any(row.nbytes for row in found.resident[1:]) == is_packed
 
 
-def test_patterns_name_some_layers_or_all() -> None:
-    names = ["blk.0.ffn_down.weight", "blk.11.ffn_down.weight", "blk.0.a.weight", "blk.1.a.weight"]
-    others = ["blk.1.ffn_down.weight", "blk.111.ffn_down.weight", "output.weight"]
-    patterns = name_patterns(names, others)
-    assert len(patterns) == 2
-    matched = [n for n in [*names, *others] if any(re.search(p, n) for p in patterns)]
-    assert matched == names
-
-
 @pytest.fixture(scope="module", params=NAMES)
 def smollm2(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
@@ -216,54 +200,3 @@ def smollm2(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     except FetchError as error:
         pytest.skip(f"SmolLM2 cannot be had here: {error}")
     return quantised(request.param, tmp_path_factory.mktemp("real"), path)
-
-
-FORCED = EngineSettings(fallback="full", step_aside=False)
-"""Every round verifies guesses, whatever the clock says of it."""
-N_NEW = 16
-
-
-def run(engine: Engine, prompt: Sequence[int], sampling: SamplingParams) -> list[int]:
-    return list(finish(engine.generate(prompt, sampling, N_NEW)).tokens)
-
-
-def mostly_right(text: Sequence[int], n_prompt: int, n_vocab: int) -> FakeModel:
-    """A draft that knows the text but for every sixth token."""
-    guesses = [(token + (n % 6 == 5)) % n_vocab for n, token in enumerate(text)]
-    return FakeModel(fixed_text(guesses, n_vocab, n_prompt), n_vocab)
-
-
-@pytest.mark.long
-def test_a_real_model(smollm2: Path) -> None:
-    """Two turns of a conversation, a greedy and a sampled one: in memory and at the smallest
-    budget, one kind of weights at a larger one, too; with guesses and without, the second turn read
-    at once and continued."""
-    greedy, sampled = SamplingParams(), SamplingParams(temperature=0.8, seed=5)
-    expected: list[list[int]] = []
-    shares = (0.0, 0.7) if NAMES[0] in smollm2.name else (0.0,)
-    for model in (resident(smollm2), *(paged(smollm2, share) for share in shares)):
-        prompt = model.vocabulary.encode(QUESTION)
-        with Engine(model) as engine:
-            first = run(engine, prompt, greedy)
-            second = [*prompt, *first, *model.vocabulary.encode(FURTHER)]
-            continued = run(engine, second, sampled)
-            engine.slots[0].rewind(0)
-        expected = expected or [first, continued]
-        assert [first, continued] == expected
-        with Engine(model) as engine:
-            assert run(engine, second, sampled) == continued
-            engine.slots[0].rewind(0)
-        for tokens, text, sampling in ((prompt, first, greedy), (second, continued, sampled)):
-            draft = mostly_right(text, len(tokens), model.info.n_vocab)
-            with Engine(model, draft, FORCED) as engine:
-                assert run(engine, tokens, sampling) == text
-                engine.slots[0].rewind(0)
-        model.close()
-
-
-QUESTION = (
-    "<|im_start|>user\nHow does a submarine dive and come up again? Name each of its parts and say "
-    "what the crew does, one line a part, and add a reason for every one of them, please, so that "
-    "my students can follow.<|im_end|>\n<|im_start|>assistant\n"
-)
-FURTHER = "<|im_end|>\n<|im_start|>user\nAnd a fish?<|im_end|>\n<|im_start|>assistant\n"

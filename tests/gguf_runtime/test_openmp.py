@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
-import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -51,29 +47,6 @@ def test_a_process_that_chose_its_own_number_is_left_alone(monkeypatch: Any) -> 
     assert find() is None
     monkeypatch.setenv("GOMP_SPINCOUNT", "5000")
     assert find() is None
-
-
-@needs_gomp
-def test_the_file_of_a_threads_times_is_closed_with_the_thread() -> None:
-    openmp.waited_s()
-    before = len([*Path("/proc/self/fd").iterdir()])
-    for _ in range(3):
-        thread = threading.Thread(target=openmp.waited_s)
-        thread.start()
-        thread.join()
-    assert len([*Path("/proc/self/fd").iterdir()]) <= before
-
-
-@pytest.mark.slow
-@needs_gomp
-def test_the_number_that_the_command_line_sets_is_found_in_gomp() -> None:
-    code = (
-        "from edgespec_runtimes.gguf.llama.bindings import lib;"
-        "from edgespec_runtimes.gguf.llama.openmp import spinning_threads;"
-        "assert spinning_threads() is not None"
-    )
-    environ = os.environ | {"GOMP_SPINCOUNT": str(SHORT)}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environ)
 
 
 @pytest.mark.parametrize(("is_resident", "spins", "turns"), [

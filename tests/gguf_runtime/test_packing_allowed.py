@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.commands.plan_report import plan_report
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest
-from edgespec.session import session
-from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf.entry import GgufRuntime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import loading, log
@@ -35,13 +32,6 @@ def test_a_model_that_may_stay_in_memory_notes_that_it_is_not_packed(
     assert "not packed" in note and "-mno-amx-tile" in note
 
 
-def test_a_target_that_must_be_paged_has_nothing_to_say_of_packing(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr(loading, "packs", lambda: False)
-    assert not GgufRuntime().prepare(request(PAIR.target, "target", 1 << 20)).notes()
-
-
 def buffers(path: Path) -> dict[str, float]:
     """MiB by the kind of buffer of a resident model."""
     with log.captured() as lines:
@@ -49,13 +39,6 @@ def buffers(path: Path) -> dict[str, float]:
         loading.load_resident(path, loading.NOWHERE, AbortFlag(), None, as_stored).close()
     found = re.findall(r"(\w+) model buffer size = +([\d.]+) MiB", "".join(lines))
     return {name: float(mib) for name, mib in found}
-
-
-def test_weights_stay_out_of_packing_buffers_where_those_do_not_work(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr(loading, "packs", lambda: False)
-    assert set(buffers(PAIR.target)) == {"CPU"}
 
 
 @pytest.mark.slow
@@ -85,10 +68,3 @@ def test_weights_are_packed_unless_that_would_take_amx(
     assert loading.packs() == ("AMX_INT8" not in features)
     (finding,) = [found for found in GgufRuntime().diagnose() if "pack" in found.what]
     assert (finding.level == "fine") == loading.packs()
-
-
-def test_the_plan_says_that_weights_are_not_packed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(loading, "packs", lambda: False)
-    planned = session.plan(LoadSettings(model=PAIR.target, draft=PAIR.draft))
-    (note,) = (note for note in planned.notes if "not packed" in note)
-    assert note in plan_report(planned).lines()

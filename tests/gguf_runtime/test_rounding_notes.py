@@ -9,15 +9,11 @@ from pathlib import Path
 import pytest
 from test_gguf_types import quantised
 
-from edgespec.errors import UsageError
 from edgespec.memory.budget import MemoryPlan
-from edgespec.models import catalogue
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest
-from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights.rounding import rounding_notes
 from gguf_files import TYPE_CODES, Tensor, tiny_llama
@@ -38,19 +34,6 @@ def notes(request: ModelRequest, plan: MemoryPlan | None = TREES) -> list[str]:
 @pytest.mark.parametrize("plan", [TREES, PAGED], ids=["resident", "paged"])
 def test_a_quantised_model_needs_no_note(plan: MemoryPlan) -> None:
     assert notes(REQUEST, plan) == []
-
-
-@pytest.mark.parametrize("plan", [TREES, PAGED], ids=["resident", "paged"])
-def test_matrices_that_are_not_quantised_round_alike_and_are_not_told(
-    plan: MemoryPlan, tmp_path: Path
-) -> None:
-    path = tiny_llama(kind="F16").write(tmp_path / "half.gguf")
-    assert notes(replace(REQUEST, path=path, ctx_size=0), plan) == []
-
-
-@pytest.mark.parametrize("plan", [TREES, PAGED], ids=["resident", "paged"])
-def test_routers_of_a_mixture_round_alike_and_are_not_told(plan: MemoryPlan) -> None:
-    assert notes(replace(REQUEST, path=catalogue.find("mixture")), plan) == []
 
 
 def test_matrices_that_are_not_quantised_are_told_where_they_cannot_be_evened(
@@ -92,40 +75,9 @@ def test_turns_of_a_hybrid_with_k_quants_are_told(
         assert [note for note in prepared.notes(PAGED) if "a further turn may differ" in note]
 
 
-def test_a_refusal_for_want_of_memory_does_not_speak_of_rounding(tmp_path: Path) -> None:
-    path = tiny_llama(kind="F16").write(tmp_path / "half.gguf")
-    assert notes(replace(REQUEST, path=path, ctx_size=0), plan=None) == []
-
-
-@pytest.mark.slow
-def test_iq4_nl_is_told_where_it_can_neither_be_packed_nor_evened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = replace(REQUEST, path=quantised("IQ4_NL", tmp_path))
-    assert [notes(request, plan) for plan in (TREES, PAGED)] == [[], []]
-    monkeypatch.setattr(loading, "packs", lambda: False)
-    assert notes(request, PAGED) == []
-    # on every processor, as on x86-64
-    monkeypatch.setattr("edgespec_runtimes.gguf.weights.rounding.varies_as_stored", "IQ4_NL".__eq__)
-    monkeypatch.setattr("edgespec_runtimes.gguf.prepared.can_replace_products", lambda: False)
-    (note,) = notes(request, PAGED)
-    assert "42 of its matrices are IQ4_NL, as stored" in note
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("plan", [TREES, PAGED], ids=["resident", "paged"])
-def test_k_quants_need_no_note(plan: MemoryPlan, tmp_path: Path) -> None:
-    assert notes(replace(REQUEST, path=quantised("Q4_K_M", tmp_path)), plan) == []
-
-
 def test_attention_without_flash_is_told() -> None:
     (note,) = notes(replace(REQUEST, options=GgufOptions(flash_attn="off")))
     assert "flash attention is off" in note
-
-
-def test_without_a_draft_nothing_needs_to_be_told() -> None:
-    assert notes(replace(REQUEST, options=GgufOptions(flash_attn="off")), PLAN) == []
-    assert notes(replace(REQUEST, options=GgufOptions(flash_attn="off"), owner="draft")) == []
 
 
 @pytest.mark.parametrize(("system", "n_notes"), [("linux", 0), ("darwin", 1)])
@@ -137,10 +89,3 @@ def test_tiles_of_k_quants_are_told_where_they_cannot_be_avoided(
     told = notes(replace(REQUEST, path=path), PAGED)
     assert len(told) == n_notes
     assert all("tiles" in note for note in told)
-
-
-def test_passes_of_equal_size_are_for_a_gpu() -> None:
-    """On a CPU they did nothing, without a word."""
-    with pytest.raises(UsageError, match="`equal_passes` is for a target with layers on a GPU"):
-        LoadSettings(model="a.gguf", equal_passes=True)
-    LoadSettings(model="a.gguf", equal_passes=True, n_gpu_layers=1)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -83,27 +80,6 @@ def test_the_plan_holds_a_row_of_every_table_for_each_token_of_a_batch(path: Pat
     rows = {row.what: row.nbytes for row in prepared.needs().paged_rows()}
     prepared.close()
     assert rows["embedding rows"] == sum(bytes_for(entries[name], 32) for name in names)
-
-
-def test_rows_are_dropped_before_there_are_too_many(path: Path) -> None:
-    rows = RowTable(entry(path), path, n_rows_at_once=4)
-    rows.fetch([1, 2, 3])
-    rows.fetch([3, 4, 5])
-    assert rows._present == {3, 4, 5}
-    rows.close()
-
-
-def test_rows_are_read_without_preadv_as_on_windows(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "platform", "win32")
-    monkeypatch.delattr(os, "preadv", raising=False)
-    table = entry(path)
-    n = table.nbytes // table.shape[1]
-    with closing(RowTable(table, path, n_rows_at_once=4)) as rows:
-        rows.fetch([2, 1])
-        content = ctypes.string_at(rows.address + n, 2 * n)
-    assert content == path.read_bytes()[table.offset + n :][: 2 * n]
 
 
 def test_a_table_that_was_cut_short_is_named(tmp_path: Path, path: Path) -> None:

@@ -15,7 +15,6 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel, PassPart, Progress
 from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
-from edgespec.state.prefix_cache import PrefixCache
 from edgespec_runtimes.gguf import runtime
 from engine_cases import AskedEngine as Engine
 from engine_cases import finish, forget
@@ -203,31 +202,3 @@ def test_with_a_draft_and_without_one(target: LanguageModel, n_tokens: int, fres
         assert run(engine, prompt) == first
         assert run(engine, conversation) == second
         forget(engine)
-
-
-@by_case
-def test_from_a_prompt_cache(
-    target: LanguageModel, n_tokens: int, tmp_path: Path, fresh: Fresh
-) -> None:
-    prompt = tokens_of(target, n_tokens)
-    expected = fresh(prompt)[1]
-    for text in [prompt[: n_tokens // 2], prompt, prompt]:
-        cache = PrefixCache(tmp_path, 1 << 30, target, None)
-        with Engine(target, prefixes=cache.place) as engine:
-            tokens = run(engine, text)
-            forget(engine)
-    assert tokens == expected
-
-
-@pytest.mark.slow
-def test_a_model_in_memory(path: Path) -> None:
-    target = opened(path, 17, is_paged=False)
-    for n_tokens in (5, 65, 300):
-        prompt = tokens_of(target, n_tokens)
-        expected = fresh_run(target, prompt)[1]
-        for history in (shorter, turns):
-            with Engine(target) as engine:
-                history(engine, prompt)
-                assert run(engine, prompt) == expected
-                forget(engine)
-    target.close()

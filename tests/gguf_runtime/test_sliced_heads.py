@@ -155,18 +155,6 @@ def test_a_pass_reads_every_slice_once(tmp_path: Path) -> None:
     assert abs(read - len(TOKENS) * pass_bytes) <= ring
 
 
-@pytest.mark.usefixtures("small_slices")
-def test_slices_share_less_than_the_rows_that_64_leaves_over(tmp_path: Path) -> None:
-    model = opened(Head("Q8_0", True, 601).write(tmp_path))
-    assert model._weights is not None
-    groups = [group for group in model._weights._arranged.groups if group.rows]
-    rows = [group.rows for group in groups if "blk" not in group.segment.name]
-    model.close()
-    assert {len(some) % 64 for some in rows} == {601 % 64}
-    assert set().union(*rows) == set(range(601))
-    assert sum(map(len, rows)) == 601 + (len(rows) - 1) * (601 % 64)
-
-
 @pytest.mark.costly
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "F16"])
 def test_slices_of_layers_have_the_logits_of_whole_layers(

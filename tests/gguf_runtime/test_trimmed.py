@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import ModelError, PairError
+from edgespec.errors import PairError
 from edgespec.models.describe import describe
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import token_ids_of
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings, SamplingParams
-from edgespec_runtimes.enlarge.gguf.trim import check_trimmable, write_trimmed
-from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.file.trimmed_header import TABLE_ROWS, trimmed_shape
+from edgespec_runtimes.enlarge.gguf.trim import write_trimmed
 from port_calls import logits_of_a_tree
 
 TARGET = embedded_pair().target
@@ -87,41 +85,9 @@ def test_several_texts_share_it(trimmed: Path) -> None:
     assert together == alone
 
 
-def test_its_vocabulary_is_the_targets(trimmed: Path) -> None:
-    assert describe(trimmed).fingerprint == describe(TARGET).fingerprint
-    assert describe(trimmed).info.n_vocab == 4096
-
-
 def test_another_vocabulary_is_refused(trimmed: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.gguf"
     ours = describe(TARGET).fingerprint.encode()
     other.write_bytes(trimmed.read_bytes().replace(ours, ours[::-1]))
     with pytest.raises(PairError, match="another vocabulary"):
         session.plan(LoadSettings(model=TARGET, draft=other, memory_budget=BUDGET))
-
-
-def test_it_is_no_target(trimmed: Path) -> None:
-    with pytest.raises(ModelError, match="name the target with `model`"):
-        session.plan(LoadSettings(model=trimmed, memory_budget=BUDGET))
-
-
-def test_no_copy_of_a_copy_is_made(trimmed: Path) -> None:
-    with pytest.raises(ModelError, match="no draft can be made"):
-        check_trimmable(trimmed)
-
-
-def test_embeddings_that_are_cut_short_are_refused(trimmed: Path, tmp_path: Path) -> None:
-    short = tmp_path / "short.gguf"
-    short.write_bytes(trimmed.read_bytes()[:-4096])
-    with pytest.raises(ModelError, match="cut short"):
-        session.plan(LoadSettings(model=TARGET, draft=short, memory_budget=BUDGET))
-
-
-def test_tokens_beyond_the_embeddings_are_refused(trimmed: Path, tmp_path: Path) -> None:
-    entry = read_header(trimmed).entries[TABLE_ROWS]
-    damaged = tmp_path / "damaged.gguf"
-    content = bytearray(trimmed.read_bytes())
-    content[entry.end - 4 : entry.end] = (1000).to_bytes(4, "little")
-    damaged.write_bytes(content)
-    with pytest.raises(ModelError, match="ascending"):
-        trimmed_shape(read_header(damaged))

@@ -11,11 +11,10 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 from pathlib import Path
 
-from edgespec.errors import UsageError
 from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.options import OnnxOptions
 from edgespec_runtimes.onnx.prepared import PreparedOnnx
-from genai_models import LLAMA, QWEN
+from genai_models import QWEN
 from onnx_models import request
 from session_cases import PLAN
 
@@ -38,13 +37,6 @@ def test_the_accuracy_level_of_the_target_can_be_chosen(owner: str, level: int) 
         assert levels(prepared) == {level}
 
 
-def test_a_note_names_products_that_round_a_batch_otherwise() -> None:
-    with closing(prepared_as(QWEN)) as prepared:
-        assert any("accuracy_level=1" in note for note in prepared.notes(PLAN))
-    with closing(prepared_as(QWEN, level=1)) as prepared:
-        assert not any("accuracy_level" in note for note in prepared.notes(PLAN))
-
-
 def test_the_note_is_also_there_without_guesses() -> None:
     """Tokens that an earlier text left in the cache are not computed in a batch again."""
     alone = replace(request(QWEN), max_nodes=1)
@@ -52,8 +44,3 @@ def test_the_note_is_also_there_without_guesses() -> None:
         assert any("an earlier text may" in note for note in prepared.notes(PLAN))
     with closing(runtime.prepare(replace(alone, owner="draft"))) as prepared:
         assert not any("accuracy_level" in note for note in prepared.notes(PLAN))
-
-
-def test_an_accuracy_level_of_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"`accuracy_level=1`: .* has no MatMulNBits"):
-        prepared_as(LLAMA, level=1)

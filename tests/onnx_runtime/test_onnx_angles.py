@@ -55,17 +55,3 @@ def test_rows_beyond_the_context_are_left_out(kind: str, inputs: list[str]) -> N
 def test_a_table_that_is_shorter_than_the_context_stays_whole() -> None:
     nodes = [helper.make_node("RotaryEmbedding", ROTATION, ["y"], domain=DOMAIN)]
     assert rows_left(nodes, ROWS + 1) == {"cos": ROWS, "sin": ROWS}
-
-
-def test_a_table_that_is_read_for_something_else_stays_whole() -> None:
-    """Another reader may take any number of rows."""
-    nodes = [
-        helper.make_node("RotaryEmbedding", ROTATION, ["y"], domain=DOMAIN),
-        helper.make_node("Shape", ["sin"], ["shape"]),
-    ]
-    assert rows_left(nodes, 300) == {"cos": 300, "sin": ROWS}
-
-
-def test_an_operator_of_the_same_name_takes_its_inputs_in_another_order() -> None:
-    nodes = [helper.make_node("RotaryEmbedding", ROTATION, ["y"])]
-    assert rows_left(nodes, 300) == {"cos": ROWS, "sin": ROWS}

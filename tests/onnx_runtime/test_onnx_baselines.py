@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -13,10 +12,8 @@ import pytest
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 from edgespec.errors import ModelError, UsageError
-from edgespec.memory.heap import trim_heap
 from edgespec.ports.baselines import BaselineRequest, BaselineRun
 from edgespec_runtimes.onnx import baselines, runtime
-from edgespec_runtimes.onnx.files.source_model import read_source
 from edgespec_runtimes.onnx.files.vocabulary import read_vocabulary
 from onnx_files import DATA_FILE, write_llama
 from onnx_reference import WholeModel
@@ -77,40 +74,6 @@ def test_the_text_is_onnxruntimes(tmp_path: Path, kind: str, name: str):
 def test_decoding_is_a_token_a_pass(mapped: BaselineRun):
     assert len(mapped.rounds) == len(mapped.tokens) == N_TOKENS
     assert all((cost.n_tokens, cost.verified) == (1, 0) for cost in mapped.rounds)
-
-
-def test_a_prompt_in_parts_is_the_same_prompt(
-    model: Path, mapped: BaselineRun, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(baselines, "MAX_LOGITS_BYTES", 4 * 320 * 5)
-    assert baselines.run("mmap", request(model)).tokens == mapped.tokens
-
-
-def private_bytes() -> int:
-    trim_heap()
-    (kib,) = re.findall(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())
-    return int(kib) << 10
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what is private and what mapped")
-@pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.slow)])
-def test_mapped_weights_are_not_copied(tmp_path: Path, dtype: str):
-    """While it decodes: the largest matrix is converted, and nothing else becomes private.
-
-    The 10 MB that the library takes when it starts are private, too, and little beside weights.
-    """
-    model = write_llama(tmp_path, dtype=dtype, hidden=512, ffn=2048, layers=10)
-    weight_bytes = read_source(model).weight_bytes
-    before, seen = private_bytes(), []
-
-    def look() -> int:
-        seen.append(private_bytes() - before)
-        assert DATA_FILE in Path("/proc/self/maps").read_text()
-        return 0
-
-    baselines.run("mmap", request(model, bytes_read=look))
-    assert max(seen) < weight_bytes / 2
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections import Counter
@@ -18,13 +17,11 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 import onnx
 
-from edgespec.errors import EdgespecError, ModelError
 from edgespec.files.unfinished import SUFFIX
 from edgespec.memory.budget import loaded_last, plan_memory
 from edgespec_runtimes.onnx import runtime, trials
 from edgespec_runtimes.onnx.graph.accuracy import set_accuracy
 from edgespec_runtimes.onnx.model import OnnxModel
-from edgespec_runtimes.onnx.options import OnnxOptions
 from edgespec_runtimes.onnx.ort.sessions import OrtSession
 from edgespec_runtimes.onnx.prepare import measuring
 from edgespec_runtimes.onnx.weights import artifacts, exchange
@@ -143,59 +140,6 @@ def test_layers_are_packed_once_per_file(
     assert not [path for path in artifacts.folder().iterdir() if path.name.endswith(SUFFIX)]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("own_cache_folder")
-def test_accuracy_levels_used_in_turn_keep_their_records(tmp_path: Path) -> None:
-    path = write_llama(tmp_path, bits=4, layers=6, fused=True)
-    for level in (1, 4):
-        open_at(tmp_path, level)
-    first, second = sorted(artifacts.folder().glob("*.packed"))
-    written = [first.stat().st_ino, second.stat().st_ino]
-    for level in (1, 4):
-        open_at(tmp_path, level)
-    assert sorted(artifacts.folder().glob("*.packed")) == [first, second]
-    assert [first.stat().st_ino, second.stat().st_ino] == written
-    os.utime(path.with_name("model.onnx_data"))  # another version of the model, by its time
-    open_at(tmp_path, 4)
-    assert len(list(artifacts.folder().glob("*.packed"))) == 1
-
-
-def open_at(folder: Path, level: int) -> None:
-    open_paged(folder, 0.0, options=OnnxOptions(accuracy_level=level)).close()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("own_cache_folder")
-def test_where_mappings_are_not_told_each_layer_has_its_session(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exchange, "mapped_ranges", lambda _: [])
-    logits(folders["floats"], PackedWeights)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("own_cache_folder")
-def test_a_kernel_that_keeps_more_than_is_mapped_is_not_exchanged(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Half-precision scales are converted into memory of the kernel; here, a copy is left out."""
-    usual: Callable[..., list[tuple[exchange.Constant, int]]] = exchange.constants_of
-
-    def without_scales(tensor: onnx.TensorProto) -> list[tuple[exchange.Constant, int]]:
-        return [] if len(tensor.dims) == 1 and tensor.dims[0] > 128 else usual(tensor)
-
-    monkeypatch.setattr(
-        "edgespec_runtimes.onnx.weights.exchange_check.constants_of", without_scales
-    )
-    logits(folders["floats"], PackedWeights)
-
-
-@pytest.mark.slow
-def test_half_precision_scales_have_sessions_of_their_own(tmp_path: Path) -> None:
-    write_llama(tmp_path, bits=4, layers=6, dtype="float16", fused=True)
-    assert np.isfinite(logits(tmp_path, PackedWeights)).all()
-
-
 def test_what_is_pinned_may_change_between_passes(paged: OnnxModel) -> None:
     tokens = paged.vocabulary.encode(TEXT)[:4]
     expected = one_by_one(paged, tokens)
@@ -236,27 +180,6 @@ def open_paged_with(folder: Path, progress: Callable[[str, float], None]) -> Non
         prepared.load(plan_memory(taken + least, rows, needs.cuts, None, paged), progress)
     finally:
         prepared.close()
-
-
-@pytest.mark.usefixtures("own_cache_folder")
-def test_a_full_disk_is_named(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(artifacts, "unfinished_file", full)
-    with pytest.raises(ModelError, match=r"No space left.*XDG_CACHE_HOME"):
-        open_paged(folders["floats"], 0.0)
-
-
-def test_a_piece_that_is_saved_otherwise_is_an_error(tmp_path: Path) -> None:
-    layout = exchange.Layout((exchange.Constant("v0", 0, 8),))
-    tensor = onnx.helper.make_tensor("v1", onnx.TensorProto.FLOAT, [2], [1.0, 2.0])
-    graph = onnx.helper.make_model(onnx.helper.make_graph([], "empty", [], [], [tensor]))
-    path = tmp_path / "piece.onnx"
-    onnx.save(graph, str(path))
-    path.with_suffix(".data").write_bytes(bytes(16))
-    with pytest.raises(EdgespecError, match="v0"):
-        exchange.SavedPiece(path).record(layout)
 
 
 def test_saved_constants_lie_where_every_version_maps_them(

@@ -10,11 +10,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
-from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel
 from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.model import OnnxModel
@@ -23,17 +21,15 @@ from features_contract import (
     TOKENS,
     FeaturesContract,
     Received,
-    check_another_text_gives_none,
     logits_of_a_tree,
 )
-from genai_models import GEMMA, LLAMA, QWEN, changed_copy, without_rings
+from genai_models import GEMMA, LLAMA, QWEN, without_rings
 from onnx_files import write_llama
 from onnx_models import request
 from onnx_reference import WholeModel
 from paging_contract import load_paged
 from port_calls import prefill
 
-MODELS = Path(__file__).parents[2] / "models"
 LAYERS = (1, 2, 3)
 WIDTH = 64
 
@@ -143,20 +139,6 @@ def test_paged_int8_layers_compute_them_to_the_last_bit_as_in_memory(tmp_path: P
     assert np.array_equal(whole, paged)
 
 
-@pytest.mark.slow
-def test_they_are_those_of_the_same_weights_in_another_runtime() -> None:
-    """The embedded target in half precision, and in Q8_0 where llama.cpp computes it."""
-    gguf = pytest.importorskip("edgespec_runtimes.gguf", reason="the GGUF runtime is not installed")
-    layers = (1, 3, 5)
-    ours = features_of(opened(MODELS / "edgespec-target-onnx-fp16", layers=layers), layers, TOKENS)
-    wanted = request(MODELS / "edgespec-target-q8_0.gguf")
-    with closing(gguf.runtime.prepare(wanted)) as prepared:
-        prepared.offer_features(layers, ours.shape[-1])
-        theirs = features_of(prepared.load(None), layers, TOKENS)
-    lengths = np.linalg.norm(ours, axis=-1) * np.linalg.norm(theirs, axis=-1)
-    assert ((ours * theirs).sum(-1) / lengths).min() > 0.99
-
-
 @pytest.mark.costly
 @pytest.mark.parametrize("is_paged", [False, True], ids=["resident", "paged"])
 @pytest.mark.parametrize(
@@ -178,11 +160,6 @@ def test_asking_changes_no_bit_of_a_logit(
     assert np.array_equal(*found)
 
 
-def test_another_text_gives_none(path: Path) -> None:
-    with closing(opened(path, n_slots=2)) as model:
-        check_another_text_gives_none(model, LAYERS)
-
-
 def test_the_plan_has_a_row_for_them_only_if_they_are_asked_for(path: Path) -> None:
     found = []
     for layers in (LAYERS, ()):
@@ -193,42 +170,3 @@ def test_the_plan_has_a_row_for_them_only_if_they_are_asked_for(path: Path) -> N
     a_pass, a_batch, a_tree = 8, 17, 17
     assert nbytes == 4 * 3 * WIDTH * (a_pass + 2 * a_batch + 2 * a_tree)
     assert none == []
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize(
-    ("layers", "n_values", "said"),
-    [((1, 2, 4), WIDTH, "of 1 to 3"), ((0, 1, 2), WIDTH, "of 1 to 3"), (LAYERS, 96, "read")],
-)
-def test_what_the_model_does_not_have_is_refused(
-    path: Path, layers: tuple[int, ...], n_values: int, said: str
-) -> None:
-    with closing(prepared(path, ())) as made, pytest.raises(ModelError, match=said):
-        made.offer_features(layers, n_values)
-
-
-@pytest.mark.slow
-def test_a_graph_that_hands_on_several_values_between_layers_is_refused(
-    path: Path, tmp_path: Path
-) -> None:
-    with closing(prepared(path, ())) as made:
-        state = made._deployed.fitted.cut.layer_inputs[2]
-    graph, changed = changed_copy(path.parent, tmp_path / "model")
-    nodes = list(graph.graph.node)
-    norm, *others = (node for node in nodes if state in node.input)
-    for copy, readers in (("one", [norm]), ("other", others)):
-        for node in readers:
-            node.input[list(node.input).index(state)] = copy
-    twice = [
-        helper.make_node("Concat", [state, state], ["twice"], axis=-1),
-        helper.make_node("Split", ["twice"], ["one", "other"], axis=-1),
-    ]
-    at = nodes.index(norm)
-    del graph.graph.node[:]
-    graph.graph.node.extend([*nodes[:at], *twice, *nodes[at:]])
-    onnx.save(graph, changed)
-    with (
-        closing(prepared(changed, ())) as made,
-        pytest.raises(ModelError, match="does not show what passes between its layers"),
-    ):
-        made.offer_features(LAYERS, WIDTH)

@@ -71,16 +71,6 @@ def test_a_shape_that_varies_in_two_dimensions_stays_computed() -> None:
     assert operators(folded(model, [{"x": (n, 8)} for n in (1, 2, 4)])) == before
 
 
-def test_numbers_that_are_the_same_only_up_to_some_size_stay_computed() -> None:
-    """The least of tokens and 4096, say: constant in no example that reaches beyond it."""
-    last = [
-        helper.make_node("Min", ["n", "window"], ["kept"]),
-        helper.make_node("Concat", ["kept", "rest"], ["wanted"], axis=0),
-    ]
-    model = reshaped(last, window=[4], rest=[-1])
-    assert "Min" in operators(folded(model, SIZES))
-
-
 def test_an_expansion_keeps_what_varies() -> None:
     nodes = [
         helper.make_node("Shape", ["x"], ["shape"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -41,24 +40,6 @@ class TestLlamaKeepsTheContract(PortContract):
     @pytest.fixture
     def model_factory(self) -> Callable[[], LanguageModel]:
         return lambda: open_resident(LLAMA)
-
-
-@pytest.mark.slow
-class TestPagedLlamaKeepsTheContract(PortContract):
-    atol = ROUNDING[LLAMA]
-
-    @pytest.fixture
-    def model_factory(self) -> Callable[[], LanguageModel]:
-        return lambda: open_paged(LLAMA)
-
-
-@pytest.mark.slow
-class TestGenaiFourBitsKeepTheContract(PortContract):
-    atol = ROUNDING[QWEN]
-
-    @pytest.fixture
-    def model_factory(self) -> Callable[[], LanguageModel]:
-        return lambda: open_resident(QWEN)
 
 
 @pytest.mark.slow
@@ -210,18 +191,4 @@ def test_builds_that_a_tree_cannot_use_are_refused(
     change(model.graph)
     onnx.save(model, path)
     with pytest.raises(ModelError, match=what):
-        runtime.prepare(request(tmp_path))
-
-
-def test_a_build_without_its_configuration_is_refused(tmp_path: Path) -> None:
-    """The past's last number stands there alone."""
-    _, path = changed_copy(LLAMA, tmp_path)
-    config = path.with_name("genai_config.json")
-    content = json.loads(config.read_text())
-    config.unlink()
-    with pytest.raises(ModelError, match=r"genai_config\.json"):
-        runtime.prepare(request(tmp_path))
-    del content["model"]["decoder"]["head_size"]
-    config.write_text(json.dumps(content))
-    with pytest.raises(ModelError, match=r"genai_config\.json"):
         runtime.prepare(request(tmp_path))

@@ -124,38 +124,8 @@ def test_a_head_that_knows_its_target_saves_passes(good: tuple[Path, Path]) -> N
     assert [source.source for source in result.speculation.sources] == ["draft"]
 
 
-@pytest.mark.slow
-def test_turns_and_texts_at_once_are_the_target_s_own(good: tuple[Path, Path]) -> None:
-    target, head = good
-    prompts = [PROMPT, (*PROMPT[:4], 17, 3, 8), (*PROMPT[:4], 17, 3, 1, 2, 3), (4,), PROMPT[:2]]
-    with edgespec.load(settings_of(target, None)) as session:
-        alone = [session.generate(prompt, GREEDY, 12).tokens for prompt in prompts]
-    with edgespec.load(settings_of(target, head, n_parallel=2), LINE) as session:
-        assert session.n_parallel == 1
-        turns = [session.generate(prompt, GREEDY, 12) for prompt in prompts]
-        assert [turn.tokens for turn in turns] == alone
-        assert all(turn.speculation.accepted for turn in turns)
-        assert any(turn.reused_tokens for turn in turns)
-        many = session.generate_many(prompts, GREEDY, 12)
-        assert [result.tokens for result in many] == alone
-
-
-@pytest.mark.slow
-def test_what_they_cost_is_in_the_plan(good: tuple[Path, Path]) -> None:
-    rows = {(row.owner, row.what): row.nbytes for row in edgespec.plan(settings_of(*good)).rows}
-    assert rows["target", "features (3 layers)"] > 0
-    alone = edgespec.plan(settings_of(good[0], None))
-    assert not any("features" in row.what for row in alone.rows)
-
-
 def test_a_head_that_borrows_matrices_is_refused(good: tuple[Path, Path], tmp_path: Path) -> None:
     target, head = predictable_pair()
     path = borrowing(head, target, "output.weight").write(tmp_path / "head.gguf")
     with pytest.raises(ModelError, match=r"head\.gguf takes matrices .* target is no GGUF file"):
         edgespec.plan(settings_of(good[0], path))
-
-
-def test_a_head_for_a_wider_target_is_refused(strange: Path, tmp_path: Path) -> None:
-    path = tiny_eagle3(target_embedding=96).write(tmp_path / "head.gguf")
-    with pytest.raises(ModelError, match="they have 64 values and the head reads 96"):
-        edgespec.plan(settings_of(strange, path))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from edgespec.memory.budget import LOADING
-from edgespec.memory.heap import allocated_bytes
 from edgespec.memory.needs import ModelNeeds
 from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.graph.accuracy import EIGHT_BITS, set_accuracy
-from edgespec_runtimes.onnx.graph.flow import Flow
-from edgespec_runtimes.onnx.graph.rewriting import compacted
-from edgespec_runtimes.onnx.graph.shapes import peak_bytes
 from edgespec_runtimes.onnx.prepare import measuring
 from edgespec_runtimes.onnx.prepared import PreparedOnnx
 from onnx_files import save, write_llama
@@ -84,30 +78,6 @@ def test_what_was_measured_is_planned(packed: Path, monkeypatch: pytest.MonkeyPa
     assert max(segment.slot_bytes for segment in needs.cuts[0]) == size.kept_bytes
     streamed = {row.what: row.nbytes for row in needs.paged}["packed weights of streamed layers"]
     assert streamed >= 2 * size.private_bytes
-
-
-@pytest.mark.slow
-def test_halves_are_folded_and_let_go_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While they are loaded, those of the other pieces take nothing."""
-    size = measuring.SessionSize(kept_bytes=MIB, private_bytes=MIB, peak_bytes=50 * MIB)
-
-    def sizes(prepared: PreparedOnnx) -> measuring.MeasuredOnnx:
-        return measuring.MeasuredOnnx((size,) * len(prepared._deployed.fitted.cut.pieces))
-
-    monkeypatch.setattr(PreparedOnnx, "_measured", property(sizes))
-    loading = {}
-    for dtype in ("float32", "float16"):
-        path = write_llama(
-            tmp_path / dtype, layers=2, vocab=VOCAB, hidden=256, ffn=1024, dtype=dtype
-        )
-        prepared = runtime.prepare(request(path))
-        loading[dtype] = resident(prepared.needs())[LOADING]
-        cut, weights = prepared._deployed.fitted.cut, prepared._source.weights
-        pieces = [sum(weights[name].nbytes for _, name in piece.weights) for piece in cut.pieces]
-        prepared.close()
-    assert loading["float16"] < loading["float32"] + sum(pieces) - max(pieces)
 
 
 def test_without_a_trial_sizes_are_computed(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,52 +153,6 @@ def test_floats_of_a_quantised_head_are_planned(tmp_path: Path) -> None:
     assert paged["weights in single precision"] == 4 * VOCAB * HIDDEN
 
 
-def test_a_head_that_is_folded_is_loaded_before_the_layers_have_taken_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """onnxruntime folds a graph before it packs any of its weights."""
-    layer, head = (measuring.SessionSize(30 * MIB, 30 * MIB, peak * MIB) for peak in (30, 150))
-
-    def sizes(prepared: PreparedOnnx) -> measuring.MeasuredOnnx:
-        n_pieces = len(prepared._deployed.fitted.cut.pieces)
-        return measuring.MeasuredOnnx((*[layer] * (n_pieces - 1), head))
-
-    monkeypatch.setattr(PreparedOnnx, "_measured", property(sizes))
-    path = write_llama(tmp_path, layers=2, vocab=VOCAB, hidden=HIDDEN)
-    packed = resident(needs_of(path))[LOADING]
-    quantise_head(path)
-    folded = resident(needs_of(path))[LOADING]
-    assert packed - folded >= 60 * MIB
-
-
-@pytest.mark.slow
-def test_a_head_is_at_its_peak_before_or_after_the_layers_have_taken_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A session of one piece of each kind tells which it is."""
-    layer, head = (measuring.SessionSize(30 * MIB, 30 * MIB, peak * MIB) for peak in (30, 60))
-
-    def share(together_mib: int) -> float:
-        together = measuring.SessionSize(60 * MIB, 60 * MIB, together_mib * MIB)
-        return measuring._taken_share([layer, head], together)
-
-    assert share(90) == 1.0 == measuring._taken_share([layer, head], None)
-    assert share(60) == measuring.NOISE_SHARE
-    path = write_llama(tmp_path, vocab=VOCAB, hidden=HIDDEN)
-    quantise_head(path)
-    loading = {}
-    for taken in (1.0, 0.25):
-
-        def sizes(prepared: PreparedOnnx, taken: float = taken) -> measuring.MeasuredOnnx:
-            n_pieces = len(prepared._deployed.fitted.cut.pieces)
-            return measuring.MeasuredOnnx((*[layer] * (n_pieces - 1), head), {}, taken)
-
-        monkeypatch.setattr(PreparedOnnx, "_measured", property(sizes))
-        loading[taken] = resident(needs_of(path)).get(LOADING, 0)
-    assert loading[1.0] == 30 * MIB
-    assert loading[0.25] < loading[1.0]
-
-
 @pytest.mark.slow
 def test_a_half_precision_head_that_is_transposed_exists_three_times(tmp_path: Path) -> None:
     """onnxruntime transposes it in each run, and converts the result to single precision."""
@@ -241,42 +165,3 @@ def test_a_half_precision_head_that_is_transposed_exists_three_times(tmp_path: P
     head_bytes = 2 * VOCAB * HIDDEN
     more = (rows[tied]["weights in single precision"] for tied in (True, False))
     assert next(more) - next(more) == head_bytes
-
-
-def test_sessions_of_parts_are_kept_by_a_paged_target_alone(tmp_path: Path) -> None:
-    """A model in memory has one session: those of its parts are closed before it is planned."""
-    prepared = runtime.prepare(request(write_llama(tmp_path / "model")))
-    needs = prepared.needs()
-    assert prepared._deployed.sessions == []
-    prepared.close()
-    assert "sessions" in {row.what for row in needs.paged}
-    assert "sessions" not in {row.what for row in (*needs.fixed, *(needs.resident or ()))}
-
-
-def test_a_whole_graph_holds_values_of_all_its_stages() -> None:
-    """Two stages each make a value that only the end reads: a session of both holds both."""
-    floats = partial(helper.make_tensor_value_info, elem_type=onnx.TensorProto.FLOAT)
-    nodes = [
-        helper.make_node("Neg", ["input_ids"], ["first"]),
-        helper.make_node("Neg", ["input_ids"], ["second"]),
-        helper.make_node("Add", ["first", "second"], ["logits"]),
-    ]
-    inputs = [floats("input_ids", shape=["rows", "tokens"])]
-    outputs = [floats("logits", shape=["rows", "tokens"])]
-    flow = Flow(helper.make_model(helper.make_graph(nodes, "two stages", inputs, outputs)))
-    one, rows = 4 * 8, 2
-    assert peak_bytes(flow, [0, 1, 1], {"input_ids": (1, 8)}) == (2 * one, [one, one])
-    whole, by_stage = peak_bytes(flow, [0, 1, 1], {"input_ids": (rows, 8)})
-    assert (whole, by_stage) == (3 * rows * one, [rows * one, 2 * rows * one])
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc tells what is allocated")
-def test_a_graph_takes_no_memory_for_what_was_cut_from_it() -> None:
-    model = onnx.ModelProto()
-    model.graph.node.extend(helper.make_node("Neg", [f"v{i}"], [f"v{i + 1}"]) for i in range(9999))
-    del model.graph.node[1:]
-    before = allocated_bytes()
-    copy = compacted(model)
-    assert copy == model
-    del model
-    assert allocated_bytes() < before - (1 << 20)

@@ -11,7 +11,7 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 pytest.importorskip("llama_cpp", reason="the GGUF runtime is not installed")
 
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import PairError, UsageError
+from edgespec.errors import PairError
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from gguf_files import tiny_llama
@@ -60,11 +60,6 @@ def test_an_onnx_draft_leaves_the_text_of_a_gguf_target_alone(gguf: Path, onnx: 
 @pytest.mark.slow
 def test_options_for_a_gguf_target_do_not_disturb_an_onnx_draft(gguf: Path, onnx: Path) -> None:
     text(gguf, onnx, cache_type_k="f32", flash_attn="on")
-
-
-def test_a_provider_is_refused_for_gguf(gguf: Path) -> None:
-    with pytest.raises(UsageError, match="is a GGUF model"):
-        text(gguf, None, provider="cpu")
 
 
 @pytest.mark.slow

@@ -13,11 +13,8 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
-from edgespec.errors import BudgetError, UsageError, WeightReadError
-from edgespec.memory import process
-from edgespec.memory.budget import MIB, plan_memory
-from edgespec.session import session
-from edgespec.settings.config import LoadSettings
+from edgespec.errors import WeightReadError
+from edgespec.memory.budget import plan_memory
 from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.files.source_model import read_source
 from edgespec_runtimes.onnx.model import OnnxModel
@@ -123,13 +120,6 @@ def test_a_prompt_of_several_batches_takes_one_pass(paged: OnnxModel) -> None:
     assert np.allclose(logits, one_by_one(paged, tokens)[-1], atol=1e-3)
 
 
-def test_prompts_longer_than_a_pass_take_several(folder: Path) -> None:
-    model = open_paged(folder, batch_size=16)
-    prefill(model, text(model, 40))
-    assert model.last_report.passes == 3
-    model.close()
-
-
 def test_a_file_cut_short_after_loading_is_an_error(tmp_path: Path) -> None:
     write_llama(tmp_path, layers=6, ffn=128, vocab=512)
     model = open_paged(tmp_path, share=0.0)
@@ -154,39 +144,6 @@ def test_a_file_cut_short_under_a_resident_model_is_an_error(tmp_path: Path) -> 
     model.close()
 
 
-def test_a_closed_model_says_so(folder: Path) -> None:
-    model = open_resident(folder)
-    model.close()
-    with pytest.raises(UsageError, match="closed"):
-        prefill(model, [1])
-
-
-def test_the_plan_names_every_kind_of_memory(folder: Path) -> None:
-    prepared = runtime.prepare(request(folder))
-    needs = prepared.needs()
-    rows = [*needs.common_rows(), *(needs.resident or ())]
-    assert all(row.nbytes > 0 for row in rows)
-    plan = plan_memory(100 * MIB, rows, needs.cuts, needs.resident)
-    assert not plan.paged
-    prepared.close()
-
-
-@pytest.mark.slow
-def test_the_smallest_budget_that_is_named_works_though_batches_grow_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edgespec.memory.needs.BATCH_SHARE", 0.5)
-    monkeypatch.setattr(process, "footprint_bytes", lambda: 64 * MIB)
-    path = write_llama(tmp_path, layers=2, ffn=16384)
-    settings = LoadSettings(model=path, draft=path, ctx_size=256, memory_budget=10 * MIB)
-    with pytest.raises(BudgetError) as refusal:
-        session.plan(settings)
-    smallest = refusal.value.smallest_bytes
-    assert smallest is not None
-    plan = session.plan(settings.model_copy(update={"memory_budget": smallest}))
-    assert plan.planned_bytes <= smallest
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, 0.6, 2.0])
 def test_four_bits_are_packed_in_every_pass_and_compute_the_same(
@@ -205,22 +162,3 @@ def test_four_bits_are_packed_in_every_pass_and_compute_the_same(
     model.close()
     names = {t.name for t in threading.enumerate() if t.name.startswith("edgespec")}
     assert not names - {"edgespec-engine"}, "a model has no engine; other modules may"
-
-
-@pytest.mark.slow
-def test_tokens_of_an_int8_batch_influence_each_other_in_onnxruntime_but_not_here(
-    tmp_path: Path,
-) -> None:
-    """Why they are computed one by one: a further token moves the first one's logits."""
-    path = write_llama(tmp_path, bits=8)
-    model = open_resident(tmp_path)
-    tokens = text(model, 8)
-    whole = WholeModel(path)
-    alone = whole.decode(tokens[0])
-    together = whole.decode_batch(tokens)[0]
-    assert np.abs(together - alone).max() > 0.01 * alone.std()
-    tree = OneTree(tokens[0])
-    for token in dict.fromkeys(tokens[1:]):
-        tree.add(ROOT, token, 0.1)
-    assert np.allclose(evaluate(model, tree, range(len(tree)))[0], alone, atol=1e-4)
-    model.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,19 +27,6 @@ class TestPreparedOnnxKeepsTheContract(PagedPreparedContract):
     @pytest.fixture
     def prepare(self, folder: Path) -> Callable[[], PreparedModel]:
         return lambda: runtime.prepare(request(folder, ctx_size=512))
-
-
-@pytest.mark.slow
-def test_a_target_that_is_drafted_for_says_how_onnxruntime_rounds(folder: Path) -> None:
-    def rounding_notes(max_nodes: int, owner: str) -> list[str]:
-        changed = replace(request(folder, ctx_size=512), max_nodes=max_nodes, owner=owner)
-        with closing(runtime.prepare(changed)) as prepared:
-            return [
-                note for note in prepared.notes(PLAN) if "rounds several rows otherwise" in note
-            ]
-
-    assert len(rounding_notes(8, "target")) == 1
-    assert rounding_notes(1, "target") == rounding_notes(8, "draft") == []
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, EdgespecError, UsageError
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
-from edgespec_runtimes.onnx import entry, runtime
 from edgespec_runtimes.onnx.ort import devices, packages
 from edgespec_runtimes.onnx.ort.devices import CPU, CPU_PROVIDER, CUDA_PROVIDER, Device
 from edgespec_runtimes.onnx.prepare import providers
@@ -75,33 +74,6 @@ def test_two_packages_of_onnxruntime_in_one_folder_are_an_error(
         packages.check_packages()
 
 
-def test_one_package_of_onnxruntime_is_found() -> None:
-    packages.check_packages()
-    assert len(packages._installed()) == 1
-
-
-def test_auto_says_nothing_where_onnxruntime_has_nothing_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(providers, "is_listed", lambda _: False)
-    assert providers.choose("auto") == providers.ChosenDevice(CPU)
-
-
-def test_the_cpu_is_taken_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(providers, "find_cuda", lambda: GPU)
-    assert providers.choose("cpu") == providers.ChosenDevice(CPU)
-
-
-def test_the_gpu_that_is_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry, "find_cuda", lambda: STAND_IN)
-    assert runtime.gpu() == STAND_IN.label
-
-
-def test_where_cuda_cannot_be_used_no_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry, "find_cuda", lambda: "there is no NVIDIA driver")
-    assert runtime.gpu() is None
-
-
 def test_what_was_asked_for_and_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers, "find_cuda", lambda: "there is none")
     with pytest.raises(UsageError, match="`provider=cuda` cannot be used: there is none"):
@@ -147,13 +119,6 @@ def test_a_device_is_named_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("listed")
-@pytest.mark.parametrize("step", ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain"])
-def test_a_driver_without_a_device_is_no_cuda(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver(step))
-    assert "finds no usable device (error 100)" in str(devices.find_cuda())
-
-
-@pytest.mark.usefixtures("listed")
 def test_a_device_is_not_enough_without_cudas_libraries(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,11 +134,6 @@ def test_a_device_is_not_enough_without_cudas_libraries(
     assert "Failed to load libcublas.so.13: not found" in str(reason)
     assert "pip install 'onnxruntime-gpu[cuda,cudnn]'" in str(reason)
     assert capsys.readouterr().out == ""
-
-
-@pytest.mark.skipif(isinstance(devices.find_cuda(), Device), reason="CUDA can be used here")
-def test_a_session_that_wants_cuda_gets_the_cpu_here() -> None:
-    assert not devices._computes_with_cuda()
 
 
 def test_a_gpu_session_takes_no_more_than_it_may() -> None:
@@ -262,16 +222,6 @@ def test_a_gpu_budget_without_a_gpu_is_refused(
         session.plan(settings(pair, gpu_memory_budget="75%"))
     with pytest.raises(UsageError, match="`gpu_memory_budget` has no effect with `provider=cpu`"):
         settings(pair, gpu_memory_budget="1GiB", provider="cpu")
-
-
-@pytest.mark.slow
-@installed
-def test_a_gpu_budget_beyond_the_gpu_is_refused(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use(STAND_IN, monkeypatch)
-    with pytest.raises(UsageError, match="asks for 2,048 MiB, and the GPU has 1,024"):
-        session.plan(settings(pair, gpu_memory_budget="2GiB"))
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from edgespec.errors import Cancelled, ModelError
+from edgespec.errors import Cancelled
 from edgespec.paging.reader import Extent
 from edgespec_runtimes.onnx.files.source_model import SourceModel, StoredWeight, read_source
 from edgespec_runtimes.onnx.weights import artifacts
@@ -110,20 +108,6 @@ def test_a_table_that_lies_by_column_is_looked_up_by_row(
     assert shares[-1] == 1.0
 
 
-def test_a_table_is_read_without_preadv_as_on_windows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "platform", "win32")
-    monkeypatch.delattr(os, "preadv", raising=False)
-    values = np.arange(24, dtype=np.float16).reshape(6, 4)
-    path = tmp_path / "model.onnx"
-    path.write_bytes(b"12345" + values.tobytes())
-    weight = StoredWeight("table", TensorProto.FLOAT16, values.shape, Extent(0, 5, values.nbytes))
-    source = SourceModel(path, onnx.ModelProto(), (path,), {"table": weight})
-    with EmbeddingTable(source, weight) as embeddings:
-        assert np.array_equal(embeddings.rows(np.array([[5, 0, 5]])), values[[[5, 0, 5]]])
-
-
 def test_a_table_is_copied_once_and_again_when_the_model_changed(
     table: tuple[SourceModel, np.ndarray], folder: Path
 ) -> None:
@@ -138,20 +122,3 @@ def test_a_table_is_copied_once_and_again_when_the_model_changed(
     source.path.write_bytes(b"54321" + (values + 1).tobytes())
     assert copy()[0] == np.ascontiguousarray((values + 1).T).tobytes() != first
     assert len(list(folder.iterdir())) == 1
-
-
-def test_copying_a_table_can_be_cancelled_and_leaves_nothing(
-    table: tuple[SourceModel, np.ndarray], folder: Path
-) -> None:
-    with pytest.raises(Cancelled):
-        artifacts.by_row(table[0], "table", lambda: True)
-    assert not list(folder.iterdir())
-
-
-def test_a_table_that_cannot_be_copied_is_an_error_with_a_next_step(
-    table: tuple[SourceModel, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(ModelError, match="XDG_CACHE_HOME"):
-        artifacts.by_row(table[0], "table", lambda: False)

@@ -70,13 +70,3 @@ def test_nothing_is_told_while_a_model_is_measured(tmp_path: Path) -> None:
     home.mkdir()
     assert int(said_at(home, MEASURE, str(model))) > 0
     assert {path.name for path in home.iterdir()} == {"edgespec"}
-
-
-@pytest.mark.slow
-def test_the_environment_of_an_application_stays_as_it_is(tmp_path: Path) -> None:
-    assert switch_after_use(tmp_path) == "None"
-
-
-@pytest.mark.slow
-def test_who_wants_it_may_have_it(tmp_path: Path) -> None:
-    assert switch_after_use(tmp_path, **{SWITCH: "0"}) == "0"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +14,6 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from edgespec.errors import ModelError
-from edgespec_runtimes.onnx import runtime
-from edgespec_runtimes.onnx.files.chat_format import chat_format
 from edgespec_runtimes.onnx.files.source_model import find_model
 from onnx_files import DATA_FILE, write_llama
 from onnx_models import open_paged, open_resident
@@ -126,26 +123,6 @@ def logits_chosen(model: onnx.ModelProto) -> None:
     model.graph.input.append(wanted)
 
 
-def reversed_nodes(model: onnx.ModelProto) -> None:
-    nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in model.graph.node]
-    del model.graph.node[:]
-    model.graph.node.extend(reversed(nodes))
-
-
-def older_function(model: onnx.ModelProto) -> None:
-    """Exporters write functions for a fixed version of the operators."""
-    node = lookup(model)
-    output = node.output[0]
-    node.output[0] = "looked.up"
-    place = list(model.graph.node).index(node) + 1
-    call = helper.make_node("Same", ["looked.up"], [output], domain="local")
-    model.graph.node.insert(place, call)
-    body = [helper.make_node("Identity", ["x"], ["y"])]
-    opsets = [helper.make_opsetid("", 13)]
-    model.functions.append(helper.make_function("local", "Same", ["x"], ["y"], body, opsets))
-    model.opset_import.append(helper.make_opsetid("local", 1))
-
-
 def changed(path: Path, folder: Path, edit: Change) -> Path:
     """The export with an edited graph in a folder of its own."""
     model = onnx.load(path, load_external_data=False)
@@ -160,7 +137,7 @@ def changed(path: Path, folder: Path, edit: Change) -> Path:
 @pytest.mark.costly
 @pytest.mark.parametrize(
     "edit",
-    [ids_reshaped, branch_chosen, merged, logits_chosen, reversed_nodes, older_function],
+    [ids_reshaped, branch_chosen, merged, logits_chosen],
     ids=lambda edit: edit.__name__,
 )
 @pytest.mark.parametrize("opened", [open_resident, open_paged], ids=["resident", "paged"])
@@ -209,14 +186,6 @@ def browser_layout(path: Path, *names: str) -> Path:
     return folder
 
 
-def test_a_graph_below_its_configuration_is_found(path: Path) -> None:
-    folder = browser_layout(path, "model_q4.onnx")
-    assert find_model(folder) == folder / "onnx" / "model_q4.onnx"
-    for name in (folder, folder / "onnx", folder / "onnx" / "model_q4.onnx"):
-        assert runtime.recognises(name)
-        open_resident(name).close()
-
-
 def test_of_several_graphs_below_the_usual_one_is_taken(path: Path) -> None:
     folder = browser_layout(path, "model.onnx", "model_q4.onnx")
     assert find_model(folder) == folder / "onnx" / "model.onnx"
@@ -226,11 +195,3 @@ def test_several_graphs_below_are_a_question(path: Path) -> None:
     folder = browser_layout(path, "model_q4.onnx", "model_int8.onnx")
     with pytest.raises(ModelError, match=r"model_int8\.onnx, model_q4\.onnx.*name one"):
         find_model(folder)
-
-
-def test_sampling_of_genai_is_read_where_nothing_else_recommends_any(tmp_path: Path) -> None:
-    search = {"do_sample": True, "temperature": 0.6, "top_k": 20, "max_length": 4096}
-    (tmp_path / "genai_config.json").write_text(json.dumps({"search": search}))
-    assert chat_format(tmp_path).sampling == {"temperature": 0.6, "top_k": 20}
-    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.7}))
-    assert chat_format(tmp_path).sampling == {"temperature": 0.7}

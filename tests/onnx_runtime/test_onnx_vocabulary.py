@@ -10,8 +10,6 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from edgespec.errors import ModelError
-from edgespec.runtimes import without_padding
 from edgespec_runtimes.onnx.files.vocabulary import TokenizerVocabulary, read_vocabulary
 from gguf_files import byte_level_vocabulary
 from onnx_files import write_tokenizer
@@ -65,21 +63,7 @@ def test_tokens_are_known_by_the_bytes_that_gguf_files_hold(tmp_path: Path) -> N
     assert list(byte_level(tmp_path).table) == [token.encode() for token in tokens]
 
 
-def test_ids_without_a_token_are_padding(tmp_path: Path) -> None:
-    vocabulary = byte_level(tmp_path, 290, 320)
-    assert len(without_padding(vocabulary.table)) == 290
-    assert vocabulary.piece(310) == b""
-
-
 def test_ends_are_taken_from_every_configuration(tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "tokenizer.json", 297)
     configs = [{"eos_token_id": [3, 5]}, {"eos_token_id": 0}, {"eos_token_id": None}, {}]
     assert read_vocabulary(tmp_path, 297, configs).eog_tokens == {0, 3, 5}
-
-
-def test_word_pieces_are_refused(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
-    tokenizer.decoder = decoders.WordPiece()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ModelError, match="kind that is not supported"):
-        read_vocabulary(tmp_path, 2, [{"eos_token_id": 0}])
