@@ -52,7 +52,7 @@ LARGE = 151_936
 
 
 @dataclass(frozen=True)
-class Cell:
+class MatrixCell:
     """One process: its model, and what it is asked for."""
 
     model: str
@@ -76,11 +76,11 @@ class Matrix:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
-        self._said: dict[Cell, dict[str, Any]] = {}
+        self._said: dict[MatrixCell, dict[str, Any]] = {}
         self._files = cache(self._write)
         self._sizes: dict[str, dict[str, int]] = {}
 
-    def said(self, cell: Cell) -> dict[str, Any]:
+    def said(self, cell: MatrixCell) -> dict[str, Any]:
         """The share of the budget that a process took, and the digests of its texts."""
         if cell not in self._said:
             load, rules = self._settings(cell)
@@ -122,7 +122,7 @@ class Matrix:
         assert "error" not in said, said
         return said
 
-    def _settings(self, cell: Cell) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _settings(self, cell: MatrixCell) -> tuple[dict[str, Any], dict[str, Any]]:
         files = self._files(cell.model)
         load: dict[str, Any] = {"model": str(files["target"]), "threads": 1}
         load["ctx_size"] = N_CTX.get(cell.prompts, 128)
@@ -199,16 +199,16 @@ CELLS = [
 ]
 ONCE = ("greedy",)
 REQUESTS = [
-    Cell("gguf", 0.0, "none", ONCE, "several", "logprobs"),
-    Cell("gguf", 0.0, "draft", ("chat",), "chat", "changes"),
-    Cell("gguf", 0.0, "draft", ("nucleus",), "long", "prefixes"),
-    Cell("gguf", 0.0, "draft", ("penalties",), "several", "grammar"),
-    Cell("gguf", 0.0, "rejection", ("all tokens",)),
-    Cell("large", 0.0, "draft", ("all tokens",), extra="logprobs"),
-    Cell("large", 0.7, "lookup", ("all tokens",), extra="changes"),
-    Cell("large", 0.0, "rejection", ("nucleus",), "chat"),
-    Cell(ENCODER, 0.0, prompts="several"),
-    Cell(DECODER, 0.0, prompts="long"),
+    MatrixCell("gguf", 0.0, "none", ONCE, "several", "logprobs"),
+    MatrixCell("gguf", 0.0, "draft", ("chat",), "chat", "changes"),
+    MatrixCell("gguf", 0.0, "draft", ("nucleus",), "long", "prefixes"),
+    MatrixCell("gguf", 0.0, "draft", ("penalties",), "several", "grammar"),
+    MatrixCell("gguf", 0.0, "rejection", ("all tokens",)),
+    MatrixCell("large", 0.0, "draft", ("all tokens",), extra="logprobs"),
+    MatrixCell("large", 0.7, "lookup", ("all tokens",), extra="changes"),
+    MatrixCell("large", 0.0, "rejection", ("nucleus",), "chat"),
+    MatrixCell(ENCODER, 0.0, prompts="several"),
+    MatrixCell(DECODER, 0.0, prompts="long"),
 ]
 
 
@@ -221,8 +221,8 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
 def test_the_text_is_the_one_without_guesses_in_memory(
     matrix: Matrix, model: str, guesses: str, share: float
 ) -> None:
-    cell = Cell(model, share, guesses)
-    said, alone = matrix.said(cell), matrix.said(Cell(model, 1.0))
+    cell = MatrixCell(model, share, guesses)
+    said, alone = matrix.said(cell), matrix.said(MatrixCell(model, 1.0))
     assert said["ratio"] <= 1
     assert said["digests"] == alone["digests"]
     assert guesses in ("none", "lookup") or said["verified"]
@@ -230,7 +230,7 @@ def test_the_text_is_the_one_without_guesses_in_memory(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", REQUESTS)
-def test_requests_of_any_kind_keep_the_smallest_budget(matrix: Matrix, cell: Cell) -> None:
+def test_requests_of_any_kind_keep_the_smallest_budget(matrix: Matrix, cell: MatrixCell) -> None:
     said = matrix.said(cell)
     assert said["ratio"] <= 1
     if cell.keeps_text and cell.guesses != "none":
