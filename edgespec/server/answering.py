@@ -31,7 +31,7 @@ from edgespec.server.failures import Failures, detached, error_body
 from edgespec.server.hosting import ModelHost
 from edgespec.server.queueing import Queue, ServerFigures
 from edgespec.server.serving import Door, ServedText
-from edgespec.server.streaming import EventStream
+from edgespec.server.streaming import COMMENT, EventStream
 from edgespec.session.asynchronous import InThread, in_thread
 
 Preparation = tuple[Asked, Completion]
@@ -124,7 +124,9 @@ class Answers:
                         return JSONResponse(whole, headers=loading_time(wanted.model, is_ready))
             one.stack = rest = stack.pop_all()
         keep_closing = partial(self._keep_closing, request)
-        return EventStream(one.events(wanted.model), rest, keep_closing, door.has_events)
+        return EventStream(
+            one.events(wanted.model), rest, keep_closing, door.has_events, waiting=one.waiting
+        )
 
     def _keep_closing(self, request: Request, closing: asyncio.Future[None]) -> None:
         request.state.closing = closing
@@ -148,10 +150,18 @@ class _OneAnswer:
         """The model; None until it is in memory."""
         self.first: list[Preparation] = []
         """The request as it was read on arrival, until its turn begins."""
+        self.asked: Asked | None = None
+        """The request that is being answered, once its turn has come."""
         self._shared = shared
         self._request = request
         self._body = body
         self._door = door
+
+    def waiting(self) -> str:
+        """What a stream sends in silence: the protocol's own event once the turn has come, which
+        some clients count as no comment is, or a comment."""
+        told = self.asked.waiting() if self.asked else ()
+        return "".join(self._door.event(one.content, one.name) for one in told) or COMMENT
 
     async def prepare(self) -> Preparation:
         """The validated request and its completion, not started; one at a time, to limit memory."""
@@ -208,13 +218,13 @@ class _OneAnswer:
     async def events(self, model: HostedModel) -> AsyncGenerator[str]:
         """Server-sent events of the answer, once its model is in memory and its turn has come."""
         door, request = self._door, self._request
-        asked: Asked | None = None
         try:
             if self.served is None:
                 async for comment in self._loading(model):
                     if door.has_events:
                         yield comment
             asked, completion = await self.begin()
+            self.asked = asked
             stream: InThread[Any] = InThread(asked.reply.stream(completion))
             running = await self.stack.enter_async_context(stream)
             async for chunk in _complete_chunks(running, completion):
@@ -224,11 +234,11 @@ class _OneAnswer:
                 yield door.event(one.content, one.name)
         except Exception as error:  # noqa: BLE001 - the status is sent, so the error is an event
             refusal = self._shared.failures.refusal_of(error, request)
-            if asked is None:
+            if self.asked is None:
                 name = "error" if door.names_events else None
                 yield door.event(error_body(door.path, refusal, request.state.request_id), name)
             else:
-                for one in asked.reply.failed(refusal, request.state.request_id):
+                for one in self.asked.reply.failed(refusal, request.state.request_id):
                     yield door.event(one.content, one.name)
         except (asyncio.CancelledError, GeneratorExit):
             self._shared.figures.cancelled += 1

@@ -38,11 +38,13 @@ class EventStream(StreamingResponse):
         on_closing: Callable[[asyncio.Future[None]], None],
         has_events: bool = True,
         silence_s: float | None = COMMENT_S,
+        waiting: Callable[[], str] = lambda: COMMENT,
     ) -> None:
-        """`on_closing` is told the task that closes `stack`. Without `has_events` the parts are
-        lines of JSON, between which no comments may stand."""
+        """`on_closing` is told the task that closes `stack`; `waiting` gives what is sent in
+        silence. Without `has_events` the parts are lines of JSON, between which nothing may
+        stand."""
         kind = "text/event-stream" if has_events else "application/x-ndjson"
-        told = with_comments(events, silence_s if has_events else None)
+        told = with_comments(events, silence_s if has_events else None, waiting)
         super().__init__(told, media_type=kind, headers=HEADERS)
         self._stack = stack
         self._on_closing = on_closing
@@ -67,14 +69,18 @@ def _escaped(character: re.Match[str]) -> str:
     return f"\\u{ord(character[0]):04x}"
 
 
-async def with_comments(events: AsyncGenerator[str], silence_s: float | None) -> AsyncIterator[str]:
-    """The events, and a comment whenever nothing has come for `silence_s` seconds."""
+async def with_comments(
+    events: AsyncGenerator[str],
+    silence_s: float | None,
+    waiting: Callable[[], str] = lambda: COMMENT,
+) -> AsyncIterator[str]:
+    """The events, and what `waiting` gives whenever nothing has come for `silence_s` seconds."""
     next_one: asyncio.Future[str | None] | None = None
     try:
         while True:
             next_one = asyncio.ensure_future(_next(events))
             while not (await asyncio.wait({next_one}, timeout=silence_s))[0]:
-                yield COMMENT
+                yield waiting()
             one = await next_one
             if one is None:
                 return

@@ -33,6 +33,11 @@ def test_silence_is_filled_with_comments():
     assert sent.count("a") == 1
 
 
+def test_silence_is_filled_with_what_a_protocol_has_for_it():
+    sent = collected(with_comments(slow(0.1, "a"), 0.03, lambda: "goes on"))
+    assert sent[0] == "goes on" and sent[-1] == "a"
+
+
 def test_a_comment_is_one_that_clients_ignore():
     assert COMMENT.startswith(":") and COMMENT.endswith("\n\n")
 

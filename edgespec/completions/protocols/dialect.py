@@ -53,6 +53,8 @@ class Asked:
     start: Callable[[], Completion]
     """Starts the answer; raises UsageError and ModelError."""
     reply: Reply
+    waiting: Callable[[], Iterable[Event]] = tuple
+    """Events that say that the answer goes on where there is nothing to tell; none: a comment."""
 
 
 Dialect = Callable[[Any], Asked]

@@ -37,7 +37,7 @@ def responses_dialect(completions: Completions, stored: StoredResponses) -> Dial
         request = ResponsesRequest.parse(content)
         chat = request.chat_request(stored.items(request.all_items))
         reply = ResponsesReply(request, completions, stored)
-        return Asked(request.stream, lambda: completions.chat(chat), reply)
+        return Asked(request.stream, lambda: completions.chat(chat), reply, reply.waiting)
 
     return read
 
@@ -101,11 +101,15 @@ class ResponsesReply:
             output = [self._item(part, "completed") for part in parts_of(completion).parts]
             self._stored.add(self._id, [*self._request.all_items, *map(reference, output)], output)
 
-    def _opening(self) -> Iterator[Event]:
+    def waiting(self) -> Iterator[Event]:
+        """Events of an answer of which nothing is written: agents count them, and no comments."""
+        response = self._response("in_progress")
         if not self._n_events:
-            response = self._response("in_progress")
             yield self._event("response.created", response=response)
-            yield self._event("response.in_progress", response=response)
+        yield self._event("response.in_progress", response=response)
+
+    def _opening(self) -> Iterator[Event]:
+        return iter(()) if self._n_events else self.waiting()
 
     def _events(self, change: Change, logprobs: Sequence[Any]) -> Iterator[Event]:
         part = change.part

@@ -54,6 +54,18 @@ def test_a_text_is_a_message_of_the_output() -> None:
     assert answer["usage"]["total_tokens"] == 5
 
 
+def test_silence_is_filled_with_events() -> None:
+    """Codex ends a stream that has had only comments for 300 seconds."""
+    request = dialect(ScriptedSession("Hello"))(asked(stream=True))
+    told = [event.content for _ in range(2) for event in request.waiting()]
+    told += [event.content for event in request.reply.failed(refusal_of(ValueError()), "r")]
+    assert [event["type"].removeprefix("response.") for event in told] == [
+        *("created", "in_progress", "in_progress"),
+        "failed",
+    ]
+    assert [event["sequence_number"] for event in told] == [0, 1, 2, 3]
+
+
 def test_reasoning_and_calls_are_items_of_their_own() -> None:
     session = ScriptedSession("Hm", "m</think>", "Look: ", TOOL_CALL, opens_reasoning=True)
     answer = whole(dialect(session), asked(tools=[WEATHER]))
