@@ -158,7 +158,7 @@ class _OneAnswer:
         self._door = door
 
     def waiting(self) -> str:
-        """What a stream sends in silence: the protocol's own event once the turn has come, which
+        """Text for a stream in silence: the protocol's own event once the turn has come, which
         some clients count as no comment is, or a comment."""
         told = self.asked.waiting() if self.asked else ()
         return "".join(self._door.event(one.content, one.name) for one in told) or COMMENT
