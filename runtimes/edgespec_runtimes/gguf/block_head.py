@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.pool import Pool
 from edgespec.ports import PassPart, Progress
+from edgespec_runtimes.gguf.borrowed import CopiedWeights
 from edgespec_runtimes.gguf.context.rows import Rows
 from edgespec_runtimes.gguf.context.sequences import HOME
 from edgespec_runtimes.gguf.file.heads import HeadShape
 from edgespec_runtimes.gguf.head import HiddenStateReader
 from edgespec_runtimes.gguf.llama.bindings import lib, llama_cpp_ext
+from edgespec_runtimes.gguf.model import Opening
 
 
 class GgufBlockHead(HiddenStateReader):
@@ -29,8 +30,8 @@ class GgufBlockHead(HiddenStateReader):
     read. A pass attends to what was read, and leaves nothing in the cache.
     """
 
-    def __init__(self, *parts: Any, head: HeadShape, **settings: Any) -> None:
-        super().__init__(*parts, head=head, **settings)
+    def __init__(self, opening: Opening, head: HeadShape, borrowed: CopiedWeights | None) -> None:
+        super().__init__(opening, head, borrowed)
         assert head.block is not None
         self.block_guesses = self.info.block_guesses
         self._mask_token = head.block.mask_token

@@ -21,21 +21,15 @@ from edgespec_runtimes.gguf.context.rows import Rows
 from edgespec_runtimes.gguf.context.sequences import HOME, likely_first
 from edgespec_runtimes.gguf.file.heads import HeadShape
 from edgespec_runtimes.gguf.llama.bindings import lib, llama_cpp_ext
-from edgespec_runtimes.gguf.model import GgufModel
+from edgespec_runtimes.gguf.model import GgufModel, Opening
 
 
 class HiddenStateReader(GgufModel):
     """A model computed from hidden states of another one, with some of its matrices."""
 
-    def __init__(
-        self,
-        *parts: Any,
-        head: HeadShape,
-        borrowed: CopiedWeights | None = None,
-        **settings: Any,
-    ) -> None:
-        """Open the head like a `GgufModel`; takes ownership of `borrowed`."""
-        super().__init__(*parts, **settings)
+    def __init__(self, opening: Opening, head: HeadShape, borrowed: CopiedWeights | None) -> None:
+        """Takes ownership of `borrowed`."""
+        super().__init__(opening)
         # llama.cpp computes logits of all rows of a head's pass, or of none
         self.info = replace(self.info, prompts_share_passes=False, prompts_give_logits=False)
         self._borrowed = borrowed
@@ -86,8 +80,8 @@ class GgufHead(HiddenStateReader):
     the tokens below.
     """
 
-    def __init__(self, *parts: Any, **settings: Any) -> None:
-        super().__init__(*parts, **settings)
+    def __init__(self, opening: Opening, head: HeadShape, borrowed: CopiedWeights | None) -> None:
+        super().__init__(opening, head, borrowed)
         self._features = np.zeros((self.info.n_ctx, self._model.n_embd), np.float32)
         """Features from the target, by position."""
         self._known = range(0)

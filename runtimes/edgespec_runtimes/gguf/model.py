@@ -7,10 +7,9 @@
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -52,68 +51,67 @@ _address_of_logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a model is opened with; it owns `model` and `weights`."""
+
+    model: loading.Model
+    shape: contexts.ContextShape
+    info: ModelInfo
+    vocabulary: Vocabulary
+    stop: AbortFlag
+    origin: StateOrigin
+    weights: PagedWeights | None = None
+    trace: Trace = OFF
+    weight_types: Collection[str] = ()
+    """Types of matrices whose products are made batch invariant."""
+    prompts_are_invariant: bool = False
+    """True if a prompt rounds the same whatever prefix of it was reused."""
+    is_draft: bool = False
+    """True if rounding does not matter."""
+    feature_layers: Sequence[int] = ()
+    """Layers whose inputs can be given."""
+    gives_features: bool = False
+    """True if llama.cpp's graph gives these inputs itself."""
+    checkpoint_bytes: int = 0
+    """Size of each checkpoint of recurrent state."""
+    token_bytes: int = 0
+    """Bytes of a token's keys and values."""
+
+
 class GgufModel(KeptTexts):
     """A loaded GGUF model."""
 
     _weights: PagedWeights | None
     _tap: FeatureTap | None = None
 
-    def __init__(
-        self,
-        model: loading.Model,
-        shape: contexts.ContextShape,
-        info: ModelInfo,
-        vocabulary: Vocabulary,
-        stop: AbortFlag,
-        weights: PagedWeights | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-        trace: Trace = OFF,
-        *,
-        origin: StateOrigin,
-        weight_types: Collection[str] = (),
-        prompts_are_invariant: bool = False,
-        is_draft: bool = False,
-        feature_layers: Sequence[int] = (),
-        gives_features: bool = False,
-        checkpoint_bytes: int = 0,
-        token_bytes: int = 0,
-    ) -> None:
-        """Products with matrices of `weight_types` are made batch invariant; stacked experts have
-        `expert_types` of them.
-
-        `prompts_are_invariant`: a prompt rounds the same whatever prefix of it was reused;
-        `is_draft`: rounding does not matter.
-        `feature_layers`: layers whose inputs can be given; `gives_features` if llama.cpp's graph
-        does so itself. `checkpoint_bytes`: size of each
-        checkpoint of recurrent state. `token_bytes`: keys and values of a token.
-        """
-        super().__init__(vocabulary, origin, stop, model.users, clock)
+    def __init__(self, opening: Opening) -> None:
+        model, shape, info, weights = opening.model, opening.shape, opening.info, opening.weights
+        feature_layers, weight_types = opening.feature_layers, opening.weight_types
+        super().__init__(opening.vocabulary, opening.origin, opening.stop, model.users)
         self._model = model
         self._shape = shape
         self.adjusting = self._weights = weights
-        self._trace = trace
-        gives_logits = prompts_are_invariant and info.architecture not in _LOGITS_OF_ALL
+        self._trace = opening.trace
+        invariant = opening.prompts_are_invariant
+        gives_logits = invariant and info.architecture not in _LOGITS_OF_ALL
         self.info = replace(
             info,
             prompt_batch=shape.n_batch,
             n_slots=shape.n_slots,
-            prompts_share_passes=is_draft
+            prompts_share_passes=opening.is_draft
             or (
                 gives_logits and (shape.n_slots > 1 or not info.tree_capable) and not feature_layers
             ),
             prompts_give_logits=gives_logits and info.tree_capable,
             used_share=weights.used_share if weights else info.used_share,
         )
-        self._token_bytes, self._narrowest = token_bytes, model.n_window
+        self._token_bytes, self._narrowest = opening.token_bytes, model.n_window
         self._has_attention = model.has_attention
         self._keeps_checkpoints = shape.can_save or not model.has_attention
+        self._tap = tap = _new_tap(opening)
         callback = weights.callback if weights else None
-        if feature_layers and gives_features:
-            n_rows = shape.largest_batch
-            self._tap = OutputTap(feature_layers, model.n_embd, n_rows, model.n_layers)
-        elif feature_layers:
-            on_node = weights.on_node if weights else None
-            self._tap = tap = NodeTap(feature_layers, model.n_embd, shape.largest_batch, on_node)
+        if isinstance(tap, NodeTap):
             callback = tap.callback
         self._invariant_products = InvariantProducts(
             weight_types, weights.packed if weights else ()
@@ -123,10 +121,10 @@ class GgufModel(KeptTexts):
             windows = contexts.windows_of(model, shape)
             filled = contexts.filled_cells(shape) if info.tree_capable and weights else None
             caches = windows or filled
-            self._context: Any = contexts.new_context(model, shape, callback, stop, caches)
+            self._context: Any = contexts.new_context(model, shape, callback, opening.stop, caches)
             self._windows = windows if windows and windows.is_active else None
-        if self._tap is not None:
-            self._tap.begin(self._context)
+        if tap is not None:
+            tap.begin(self._context)
         cache_types = (shape.cache_type_k, shape.cache_type_v)
         self._kernels = ReferenceKernels(
             abi.library("ggml-cpu"),
@@ -135,8 +133,8 @@ class GgufModel(KeptTexts):
             weight_types,
             weights.backends if weights else (),
         )
-        self._prompts_are_invariant = prompts_are_invariant
-        if prompts_are_invariant and shape.n_batch >= min(info.n_ctx, self._least_tiled_batch):
+        self._prompts_are_invariant = invariant
+        if invariant and shape.n_batch >= min(info.n_ctx, self._least_tiled_batch):
             tile = self._kernels.prompt_tile(shape.prompts_in_tiles)
             self.info = replace(self.info, prompt_tile=tile)
         elif shape.pass_rows:
@@ -153,7 +151,7 @@ class GgufModel(KeptTexts):
         cells = self._memory, self._windows, shape.tile, fill
         self._texts = Texts(shape.n_slots, n_branches, shape.n_cells, *cells)
         self._recurrent = RecurrentText(
-            self._memory, self._texts, checkpoint_bytes, rolls_back=shape.n_rollback > 0
+            self._memory, self._texts, opening.checkpoint_bytes, rolls_back=shape.n_rollback > 0
         )
         self._batch = RowBatch(shape.largest_batch, shape.n_seq)
         self._logit_rows = abi.FloatRows(shape.n_rows, model.n_vocab)
@@ -420,6 +418,18 @@ class GgufModel(KeptTexts):
             self._texts.truncate(committed)
         else:
             self._recurrent.go_back(committed[0])
+
+
+def _new_tap(opening: Opening) -> FeatureTap | None:
+    """What hands out the inputs of its layers, if any are asked for."""
+    layers, model, n_rows = opening.feature_layers, opening.model, opening.shape.largest_batch
+    if not layers:
+        return None
+    if opening.gives_features:
+        return OutputTap(layers, model.n_embd, n_rows, model.n_layers)
+    return NodeTap(
+        layers, model.n_embd, n_rows, opening.weights.on_node if opening.weights else None
+    )
 
 
 def _fill(filled: FilledCells, weights: PagedWeights, n_cells: int) -> None:

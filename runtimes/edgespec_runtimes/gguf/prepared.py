@@ -29,7 +29,7 @@ from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.token_ids import NoTexts, TokenIds
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.measuring import KV_CACHE, MeasuredGguf
-from edgespec_runtimes.gguf.model import GgufModel
+from edgespec_runtimes.gguf.model import GgufModel, Opening
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights import paged as weights
 from edgespec_runtimes.gguf.weights.packing import placement_as_stored
@@ -256,23 +256,24 @@ class PreparedGguf(PreparedModel):
                     n_threads=shape.n_threads,
                     latency_s=self._measured.offloading.latency_s,
                 )
-                return self._new_model(
+                opening = Opening(
                     model,
                     shape,
                     info,
                     vocabulary,
                     self._stop,
+                    self._state_origin(shape),
                     paged,
-                    trace=trace,
-                    origin=self._state_origin(shape),
+                    trace,
                     weight_types=self._invariant_types,
                     prompts_are_invariant=self._prompts_are_invariant,
-                    is_draft=self._request.owner == "draft",
+                    is_draft=request.owner == "draft",
                     feature_layers=self._measured.feature_layers,
                     gives_features=self._measured.gives_features,
                     checkpoint_bytes=self._measured.checkpoint_bytes,
                     token_bytes=self._measured.token_bytes,
                 )
+                return self._new_model(opening)
         except BaseException:
             close_all(model.close, *((paged.close,) if paged else ()))
             raise
@@ -285,8 +286,8 @@ class PreparedGguf(PreparedModel):
         """Ids in place of the vocabulary of a draft; the target's turns them into texts."""
         return TokenIds.of(self._header) if self._request.owner == "draft" else None
 
-    def _new_model(self, *parts: Any, **settings: Any) -> GgufModel:
-        return GgufModel(*parts, **settings)
+    def _new_model(self, opening: Opening) -> GgufModel:
+        return GgufModel(opening)
 
     @property
     def _invariant_types(self) -> set[str]:

@@ -29,7 +29,7 @@ from edgespec_runtimes.gguf.file.heads import HeadShape, head_shape, missing_mat
 from edgespec_runtimes.gguf.file.mtp import own_part, own_shape
 from edgespec_runtimes.gguf.head import GgufHead, GgufOwnHead, HiddenStateReader
 from edgespec_runtimes.gguf.llama import loading
-from edgespec_runtimes.gguf.model import GgufModel
+from edgespec_runtimes.gguf.model import GgufModel, Opening
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 
@@ -74,15 +74,12 @@ class PreparedReader(PreparedGguf):
         rows += copied_rows(self._head, self._request.owner, shape.largest_batch)
         return replace(needs, fixed=(*needs.fixed, *rows))
 
-    def _new_model(
-        self, model: loading.Model, shape: ContextShape, *parts: Any, **settings: Any
-    ) -> GgufModel:
-        copies = self._copies(model)
+    def _new_model(self, opening: Opening) -> GgufModel:
+        copies = self._copies(opening.model)
         try:
             if copies is not None:
-                copies.fill(shape.largest_batch, self._stop)
-            settings |= {"head": self._head, "borrowed": copies}
-            return self._kind(model, shape, *parts, **settings)
+                copies.fill(opening.shape.largest_batch, self._stop)
+            return self._kind(opening, self._head, copies)
         except BaseException:
             if copies is not None:
                 copies.close()

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
@@ -23,15 +22,14 @@ from edgespec.paging.reader import DirectReader
 from edgespec.ports import LanguageModel, Progress
 from edgespec.runtimes import ModelRequest, PreparedModel
 from edgespec.values import ModelInfo
-from edgespec_runtimes.gguf.context.contexts import ContextShape
 from edgespec_runtimes.gguf.context.rows import RowBatch, Rows
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.layout import EMBEDDINGS
 from edgespec_runtimes.gguf.file.trimmed_header import TrimmedShape, trimmed_shape
 from edgespec_runtimes.gguf.kernels.packer import Packer
-from edgespec_runtimes.gguf.llama import abi, ggml, loading
+from edgespec_runtimes.gguf.llama import abi, ggml
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
-from edgespec_runtimes.gguf.model import GgufModel
+from edgespec_runtimes.gguf.model import GgufModel, Opening
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from edgespec_runtimes.gguf.weights import row_tables
 from edgespec_runtimes.gguf.weights.arrangement import offsets
@@ -114,15 +112,11 @@ class PreparedTrimmed(PreparedGguf):
         """Bytes by name of copies that are not needed of what the target pins."""
         return copy_sizes(self._header, self._target.lent) if self._target else {}
 
-    def _new_model(
-        self, model: loading.Model, shape: ContextShape, *parts: Any, **settings: Any
-    ) -> GgufModel:
-        path = self._header.path
-        table = TokenEmbeddings(
-            self._trimmed, RowTable(self._trimmed.table, path, shape.largest_batch)
-        )
+    def _new_model(self, opening: Opening) -> GgufModel:
+        rows = RowTable(self._trimmed.table, self._header.path, opening.shape.largest_batch)
+        table = TokenEmbeddings(self._trimmed, rows)
         try:
-            return TrimmedModel(model, shape, *parts, table=table, **settings)
+            return TrimmedModel(opening, table)
         except BaseException:
             table.close()
             raise
@@ -157,9 +151,9 @@ class TrimmedModel(GgufModel):
 
     _shared: SharedWeights | None = None
 
-    def __init__(self, *parts: Any, table: TokenEmbeddings, **settings: Any) -> None:
-        """Open it like a `GgufModel`; takes ownership of `table`."""
-        super().__init__(*parts, **settings)
+    def __init__(self, opening: Opening, table: TokenEmbeddings) -> None:
+        """Takes ownership of `table`."""
+        super().__init__(opening)
         self._table, self.token_ids = table, table.token_ids
         self._batch.free()
         self._batch = RowBatch(self._shape.largest_batch, self._shape.n_seq, table.n_values)
