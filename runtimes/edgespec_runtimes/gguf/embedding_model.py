@@ -19,7 +19,6 @@ from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, ContextOverflow, EdgespecError, UsageError
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
-from edgespec.paging.reader import DirectReader, ReadLimit
 from edgespec.ports import Progress
 from edgespec.ports.embedding import EmbeddingModel
 from edgespec.runtimes import ModelRequest, PreparedEmbedder
@@ -38,7 +37,7 @@ from edgespec_runtimes.gguf.weights import row_tables
 from edgespec_runtimes.gguf.weights.mapped_weights import MappedWeights
 from edgespec_runtimes.gguf.weights.offloading import Offloading
 from edgespec_runtimes.gguf.weights.packing import packed_matrices
-from edgespec_runtimes.gguf.weights.paged import PagedWeights
+from edgespec_runtimes.gguf.weights.paged import PagedWeights, load_paged
 from edgespec_runtimes.gguf.weights.paged_experts import expert_sizes
 
 MAX_CTX = 512
@@ -130,23 +129,10 @@ class PreparedGgufEmbedder(PreparedEmbedder):
         )
 
     def load(self, plan: MemoryPlan, progress: Progress | None = None) -> GgufEmbedder:
-        traced, mixtures = self._mapped.traced, self._mapped.mixtures
-        cuts = self._mapped.cuts
-        model = self._mapped.take_model()
-        weights = PagedWeights(
-            self._header,
-            partial(DirectReader, self._header.paths, ReadLimit.of(self._request.read_limit)),
-            traced,
-            cuts,
-            plan,
-            self._shape.largest_batch,
-            self._stop,
-            self._request.trace,
-            mixtures,
-            self._shape.n_threads,
+        model, weights = load_paged(
+            self._header, self._mapped, self._request, plan, self._shape, self._stop, progress
         )
         try:
-            weights.fill(progress)
             if self._stop.is_set():
                 raise Cancelled("loading was cancelled")
             vocabulary = GgufVocabulary(model, self._header.tokens())

@@ -13,7 +13,7 @@ from edgespec.concurrency.owning import close_all
 from edgespec.memory import heap
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
-from edgespec.paging.reader import DirectReader, ReadLimit, WatchedFiles
+from edgespec.paging.reader import WatchedFiles
 from edgespec.ports import LanguageModel, Progress, StateOrigin
 from edgespec.runtimes import GpuMemory, ModelRequest, PreparedModel, without_padding
 from edgespec.tracing.spans import OFF
@@ -31,8 +31,8 @@ from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.measuring import KV_CACHE, MeasuredGguf
 from edgespec_runtimes.gguf.model import GgufModel, Opening
 from edgespec_runtimes.gguf.options import GgufOptions
-from edgespec_runtimes.gguf.weights import paged as weights
 from edgespec_runtimes.gguf.weights.packing import placement_as_stored
+from edgespec_runtimes.gguf.weights.paged import PagedWeights, load_paged
 from edgespec_runtimes.gguf.weights.rounding import (
     invariant_types,
     rounding_notes,
@@ -179,7 +179,10 @@ class PreparedGguf(PreparedModel):
         if not self.enforced:
             # llama.cpp's own mapping, on platforms that cannot enforce the budget
             return self._open(self._measured.mapped.take_model(), shape, None)
-        return self._load_paged(shape, plan, progress)
+        with self._phase("pinned weights"):
+            mapped, request = self._measured.mapped, self._request
+            opened = load_paged(self._header, mapped, request, plan, shape, self._stop, progress)
+        return self._open(opened[0], shape, opened[1])
 
     def cancel(self) -> None:
         self._stop.set()
@@ -211,37 +214,11 @@ class PreparedGguf(PreparedModel):
             model.take_texts(texts)
         return self._open(model, shape, None)
 
-    def _load_paged(
-        self, shape: contexts.ContextShape, plan: MemoryPlan, progress: Progress | None
-    ) -> LanguageModel:
-        traced, mixtures = self._measured.mapped.traced, self._measured.mapped.mixtures
-        cuts = self._measured.mapped.cuts
-        model = self._measured.mapped.take_model()
-        paged = weights.PagedWeights(
-            self._header,
-            partial(DirectReader, self._header.paths, ReadLimit.of(self._request.read_limit)),
-            traced,
-            cuts,
-            plan,
-            shape.largest_batch,
-            self._stop,
-            self._request.trace,
-            mixtures,
-            shape.n_threads,
-        )
-        try:
-            with self._phase("pinned weights"):
-                paged.fill(progress)
-        except BaseException:
-            close_all(paged.close, model.close)
-            raise
-        return self._open(model, shape, paged)
-
     def _open(
         self,
         model: loading.Model,
         shape: contexts.ContextShape,
-        paged: weights.PagedWeights | None,
+        paged: PagedWeights | None,
     ) -> LanguageModel:
         """A model that owns `model` and `paged`, which are closed on failure."""
         request = self._request

@@ -13,21 +13,25 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from edgespec.concurrency.owning import close_all
 from edgespec.memory.budget import MemoryPlan
-from edgespec.paging.reader import Reader
+from edgespec.paging.reader import DirectReader, Reader, ReadLimit
 from edgespec.paging.store import Store
 from edgespec.ports import Progress
-from edgespec.tracing.spans import NO_SPAN, OFF, Span, Trace, Track
+from edgespec.runtimes import ModelRequest
+from edgespec.tracing.spans import NO_SPAN, Span, Track
 from edgespec.values import PagingStats
+from edgespec_runtimes.gguf.context.contexts import ContextShape
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.kernels.packer import BufferFields, Packer
-from edgespec_runtimes.gguf.llama import abi
+from edgespec_runtimes.gguf.llama import abi, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.weights.arrangement import Arrangement, offsets
+from edgespec_runtimes.gguf.weights.mapped_weights import MappedWeights
 from edgespec_runtimes.gguf.weights.packing import packed_fields
 from edgespec_runtimes.gguf.weights.paged_experts import Mixture, PagedExperts
 from edgespec_runtimes.gguf.weights.row_tables import LOOKUP, RowTable, rows_named
@@ -47,8 +51,7 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
     """All weights of a mapped model: pinned, streamed, or looked up by row.
 
     Constructed before the context, whose `cb_eval` is `callback`; `fill` reads the pinned weights.
-    `open_reader` opens the model's files, once for segments and once for experts. What is pinned
-    can change between passes (`divide`).
+    What is pinned can change between passes (`divide`).
     """
 
     _arranged: Arrangement
@@ -56,23 +59,20 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
     def __init__(
         self,
         header: GgufFile,
-        open_reader: Callable[[], Reader],
-        weights: Sequence[TracedWeight],
-        cuts: Sequence[Sequence[WeightGroup]],
+        mapped: MappedWeights,
+        request: ModelRequest,
         plan: MemoryPlan,
-        n_batch: int,
+        shape: ContextShape,
         stop: AbortFlag,
-        trace: Trace = OFF,
-        mixtures: Sequence[Mixture] = (),
-        n_threads: int = 1,
     ) -> None:
-        """`cuts` are the possible segmentations of the streamable weights."""
-        super().__init__(plan, open_reader(), stop.is_set, trace)
+        """`request` has the trace and the limit of reads."""
+        open_reader = partial(DirectReader, header.paths, ReadLimit.of(request.read_limit))
+        super().__init__(plan, open_reader(), stop.is_set, request.trace)
         self._header = header
+        weights, mixtures, self._cuts = mapped.traced, mapped.mixtures, mapped.cuts
         self._weights = tuple(weights)
-        self._n_batch = n_batch
-        self._cuts = cuts
-        groups = cuts[plan.cut]
+        self._n_batch, n_threads = shape.largest_batch, shape.n_threads
+        groups = self._cuts[plan.cut]
         self._stop = stop
         self._packer = Packer()
         self.packed = packed_fields(self._packer, header, groups)
@@ -88,7 +88,7 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
         self._resident = [w for w in weights if w.address not in swapped and not w.looked_up]
         self._tables: dict[int, tuple[TracedWeight, RowTable]] = {}
         self.sliced = SlicedMatrices(
-            n_threads if any(group.rows for cut in cuts for group in cut) else 0,
+            n_threads if any(group.rows for cut in self._cuts for group in cut) else 0,
             self._packer,
             self.packed,
         )
@@ -343,3 +343,26 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
         if fields := self.packed.get(weight.address):
             self._packer.pack(address, weight.entry.type.code, *weight.entry.shape)
             fields.write_to(weight.address)
+
+
+def load_paged(
+    header: GgufFile,
+    mapped: MappedWeights,
+    request: ModelRequest,
+    plan: MemoryPlan,
+    shape: ContextShape,
+    stop: AbortFlag,
+    progress: Progress | None,
+) -> tuple[loading.Model, PagedWeights]:
+    """The mapped model and its weights, of which the pinned ones are read; both are the caller's.
+
+    Raises WeightReadError and Cancelled.
+    """
+    weights = PagedWeights(header, mapped, request, plan, shape, stop)
+    model = mapped.take_model()
+    try:
+        weights.fill(progress)
+    except BaseException:
+        close_all(weights.close, model.close)
+        raise
+    return model, weights
