@@ -34,7 +34,7 @@ mkdir -p build "$(dirname "$report")"
 	step "build" 580 make cuda CUDA_ARCHITECTURES=native WORKERS="$(nproc)"
 	step "what is found" 60 .venv/bin/edgespec doctor
 	step "GGUF: contracts, texts, budgets" 180 .venv/bin/python -m pytest -q -n "$(nproc)" --dist load \
-		tests/gguf_runtime/test_{equal_passes,gguf_on_gpu,gguf_gpu,gguf_offloading}.py tests/test_end_to_end.py
+		tests/gguf_runtime/test_{gguf_on_gpu,gguf_gpu,gguf_offloading}.py tests/test_end_to_end.py
 	test -e $big || step "a large target" 60 .venv/bin/edgespec models enlarge embedded $big --size 1GiB
 	on_gpu 0 0
 	on_gpu 99 99

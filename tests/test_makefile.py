@@ -103,5 +103,5 @@ def test_the_script_for_a_cuda_device_names_tests_that_exist():
         text=True,
         check=True,
     ).stdout.split()
-    assert len(named) == 7
+    assert len(named) == 6
     assert [name for name in named if not (ROOT / name).exists()] == []

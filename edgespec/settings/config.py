@@ -80,7 +80,6 @@ class LoadFields(TypedDict, total=False):
     flash_attn: str
     n_gpu_layers: int
     n_gpu_layers_draft: int
-    equal_passes: bool | None
     rpc: str
     provider: str
     accuracy_level: int | None

@@ -23,7 +23,6 @@ from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights.rounding import (
     LEAST_BATCH_SIZE,
-    expert_types,
     has_prompt_tiles,
 )
 
@@ -33,8 +32,6 @@ if the text does not depend on them."""
 MAX_LINE = 8
 """Most guesses in a line that a recurrent target verifies; if it can roll back, it keeps one state
 per guess."""
-PASS_ROWS, PROMPT_ROWS = 8, 16
-"""Rows of all passes and of all batches of prompts where a GPU computes."""
 ONE_LINE = ("plamo2",)
 """Architectures for which llama.cpp aborts if a pass has several sequences."""
 MAX_LINES = 4
@@ -71,7 +68,7 @@ class ContextChoice:
     @property
     def texts_alter_prompts(self) -> bool:
         """True if a prompt rounds otherwise where the model holds several texts."""
-        return self.passes_are_equal or (self._has_prompt_tiles and not self._can_align)
+        return self._has_prompt_tiles and not self._can_align
 
     @property
     def _has_prompt_tiles(self) -> bool:
@@ -119,8 +116,6 @@ class ContextChoice:
         max_nodes, max_branches = request.max_nodes, request.max_branches
         if not tree_capable:
             max_nodes, max_branches = 1 + n_lines * longest, n_lines
-        elif self.passes_are_equal:
-            max_nodes, max_branches = PASS_ROWS, 1
         n_slots = request.n_slots if self.may_hold_texts(tree_capable) else 1
         return ModelInfo(
             name=self._header.name or request.path.stem,
@@ -150,8 +145,6 @@ class ContextChoice:
         request, info = self._request, self.info
         given = request.batch_size and max(request.batch_size, self._least_tiled_batch)
         batch_sizes = [given] if given else BATCH_SIZES
-        if self.passes_are_equal:
-            batch_sizes = [PROMPT_ROWS]
         numbers = self._numbers_of_nodes
         choices = [
             (max_nodes, n_batch)
@@ -180,7 +173,6 @@ class ContextChoice:
                 frees_cells=self._frees_cells,
                 tile=self._tile,
                 prompts_in_tiles=self._has_prompt_tiles and (info.n_slots == 1 or self._tile > 1),
-                pass_rows=PASS_ROWS if self.passes_are_equal else 0,
             )
             for max_nodes, n_batch in choices
         ]
@@ -207,27 +199,6 @@ class ContextChoice:
             and not self.n_window
             and (self.info.n_slots == 1 or not self._has_prompt_tiles)
             and self._is_on_cpu
-        )
-
-    @property
-    def passes_are_equal(self) -> bool:
-        """True if all passes have the same number of rows, on which the rounding of a GPU depends,
-        and guesses are a line, so that the cells of a text are those that it has without guesses.
-
-        It has to be asked for. Experts are chosen by row, several texts share their cells, and some
-        models depend on the number of cells.
-        """
-        request, header = self._request, self._header
-        return (
-            request.owner == "target"
-            and self._options.equal_passes
-            and bool(self._n_gpu_layers)
-            and not self.is_remote
-            and self._is_tree_capable
-            and request.n_slots == 1
-            and self._options.flash_attn != "off"
-            and not expert_types(header)
-            and not self._depends_on_size
         )
 
     @property
@@ -263,7 +234,7 @@ class ContextChoice:
 
         If tiles, which round differently, cannot be avoided, there are none that change the text.
         """
-        if not self._request.fewer_nodes or self.passes_are_equal:
+        if not self._request.fewer_nodes:
             return [self.info.max_nodes]
         if not self.info.tree_capable:
             return [*dict.fromkeys((self.info.max_nodes, 1 + self.info.max_rollback))]

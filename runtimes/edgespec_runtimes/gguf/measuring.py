@@ -45,8 +45,6 @@ from edgespec_runtimes.kit.kept_features import check_layers, feature_bytes, no_
 ID_STEP_BYTES = 64 << 10
 """Rounding step of the size of a model without weights and tokenizer: malloc's count differs by a
 few KiB between processes, and all must report the same smallest budget."""
-KV_CACHE = "KV cache"
-"""Label of plan rows for keys and values."""
 
 
 class MeasuredGguf:
@@ -98,7 +96,7 @@ class MeasuredGguf:
         kv_bytes = max(sizes.kv_bytes for _, sizes in self.contexts)
         held_bytes = kv_bytes - max(self._line_bytes(sizes) for _, sizes in self.contexts)
         n_cells = self.info.n_cells or self.info.n_slots * self.info.n_ctx
-        what = f"{KV_CACHE} ({n_cells} tokens)"
+        what = f"KV cache ({n_cells} tokens)"
         caches = MemoryRow(owner, what, held_bytes, is_lent=self._lends_caches)
         fixed = [caches]
         if on_gpu.has_own_memory:
@@ -226,11 +224,6 @@ class MeasuredGguf:
         return self._choice.is_remote
 
     @property
-    def passes_are_equal(self) -> bool:
-        """True if all passes have the same number of rows, as a GPU rounds by it."""
-        return self._choice.passes_are_equal
-
-    @property
     def _n_gpu_layers(self) -> int:
         return self._options.gpu_layers_of(self._request.owner)
 
@@ -248,8 +241,9 @@ class MeasuredGguf:
         if owner == "draft":
             return BatchNeeds(shape.n_batch, rows, max_nodes=shape.n_outputs)
         paged = MemoryRow(owner, "embedding rows", self._embedding_bytes(shape))
-        may_be_larger = not self._request.batch_size and not shape.pass_rows
-        is_small = may_be_larger and shape.n_batch < min(self.info.n_ctx, *BATCH_SIZES)
+        is_small = not self._request.batch_size and shape.n_batch < min(
+            self.info.n_ctx, *BATCH_SIZES
+        )
         return BatchNeeds(shape.n_batch, rows, (paged,), shape.n_outputs, is_small)
 
     def _logits_bytes(self, sizes: contexts.ContextSizes) -> int:

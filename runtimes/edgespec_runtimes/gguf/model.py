@@ -137,10 +137,8 @@ class GgufModel(KeptTexts):
         if invariant and shape.n_batch >= min(info.n_ctx, self._least_tiled_batch):
             tile = self._kernels.prompt_tile(shape.prompts_in_tiles)
             self.info = replace(self.info, prompt_tile=tile)
-        elif shape.pass_rows:
-            self.info = replace(self.info, prompt_tile=shape.n_batch)
         n_branches = shape.n_branches - 1
-        self._spare = spare = shape.n_slots + n_branches
+        spare = shape.n_slots + n_branches
         self._memory = LlamaMemory(
             self._context, spare + (shape.tile > 1), caches, is_hybrid=model.is_hybrid
         )
@@ -210,8 +208,8 @@ class GgufModel(KeptTexts):
         if not is_part:
             branches.ends.add(start)
         n_batch = self._shape.n_batch
-        if not in_tiles:
-            n_batch = self._shape.pass_rows or (n_batch if pool is None else self.info.max_rows)
+        if not in_tiles and pool is not None:
+            n_batch = self.info.max_rows
         prompt = self._prompt_batches(tokens, n_batch, progress, tile if in_tiles else 0)
         for begin, chunk, report in prompt:
             size = len(chunk)
@@ -220,14 +218,10 @@ class GgufModel(KeptTexts):
                 self._texts.truncate({slot: start + begin})
             positions = range(branches.n_committed, branches.n_committed + size)
             is_tiled = in_tiles and size >= layout.tile > 1
-            is_filled = self._shape.pass_rows > 0
-            layout.make_room(n_batch if is_filled else size, branches if is_tiled else None)
+            layout.make_room(size, branches if is_tiled else None)
             rows = Rows(chunk, [*positions], [[branches.home]] * size)
-            if is_filled:
-                rows.fill_up(n_batch, self._spare)
-            n_all = len(rows)
             n_read = size - (pool is not None and begin + size == len(tokens))
-            self._kernels.prepare(n_all, layout.top + n_all, in_tiles and not is_filled)
+            self._kernels.prepare(size, layout.top + size, in_tiles)
             self._decode(rows, range(n_read, size), {slot: start}, report)
             if is_part:
                 branches.read(n_read)
@@ -238,9 +232,9 @@ class GgufModel(KeptTexts):
             if self._tap is not None and slot == 0:
                 n_known = max(n_again, min(size, max(0, len(self._recurrent.lag) - begin)))
                 known = range(n_known, n_read)
-                self._tap.hand_over_rows(positions.start + n_known, known, n_all)
+                self._tap.hand_over_rows(positions.start + n_known, known, size)
                 if pool is not None and n_read < size:
-                    self._tap.keep_rows({int(pool.key[nodes[0]]): n_read}, n_all)
+                    self._tap.keep_rows({int(pool.key[nodes[0]]): n_read}, size)
         if not is_part:
             branches.ends.add(branches.n_committed)
 
@@ -251,14 +245,13 @@ class GgufModel(KeptTexts):
             n_rows += part.n_rows
         if n_rows < 1 or n_nodes > self.info.max_nodes:
             raise UsageError(f"evaluate takes 1 to {self.info.max_nodes} nodes, not {n_nodes}")
-        max_rows = self._shape.pass_rows or self.info.max_rows
-        if n_rows > max_rows:
-            raise UsageError(f"a pass takes up to {max_rows} rows, not {n_rows}")
+        if n_rows > self.info.max_rows:
+            raise UsageError(f"a pass takes up to {self.info.max_rows} rows, not {n_rows}")
         if not self.info.tree_capable:
             return [self._evaluate_lines(parts[0])]
         with self._running():
             layout = self._texts.layout
-            layout.make_room(self._shape.pass_rows or n_rows)
+            layout.make_room(n_rows)
             committed = {p.slot: self._texts.all[p.slot].n_committed for p in parts}
             begin = layout.top
             try:
@@ -266,17 +259,12 @@ class GgufModel(KeptTexts):
             except UsageError:
                 self._texts.truncate(committed)
                 raise
-            first = rows.n_read
-            if self._shape.pass_rows:  # all give logits: their number counts, too
-                rows.fill_up(self._shape.pass_rows, self._spare)
-                first = 0
-            n_all = len(rows)
-            self._kernels.prepare(n_all, begin + n_all, in_tiles=False)
-            self._decode(rows, range(first, n_all), committed)
+            self._kernels.prepare(n_rows, begin + n_rows, in_tiles=False)
+            self._decode(rows, range(rows.n_read, n_rows), committed)
             if self._tap is not None:
-                self._tap.hand_over_rows(committed.get(0, 0), rows.first_reads, n_all)
-                self._tap.keep_rows(rows.row_of_key, n_all)
-            return rows.in_order(self._logits(n_rows - first)[rows.n_read - first :])
+                self._tap.hand_over_rows(committed.get(0, 0), rows.first_reads, n_rows)
+                self._tap.keep_rows(rows.row_of_key, n_rows)
+            return rows.in_order(self._logits(n_rows - rows.n_read))
 
     def _evaluate_lines(self, part: PassPart) -> np.ndarray:
         """`_evaluate` of a recurrent model's text."""
@@ -371,11 +359,11 @@ class GgufModel(KeptTexts):
         """Call llama_decode once; on failure, restore each text's prefix to `committed` tokens."""
         failure: BaseException | None = None
         code = 0
-        n_rows = len(rows) - rows.n_filled
+        n_rows = len(rows)
         span = self._trace.span(Track.TARGET, "pass").note(tokens=n_rows)
         try:
             if self._tap is not None:
-                self._tap.begin_pass(len(rows))
+                self._tap.begin_pass(n_rows)
             if self._weights:
                 self._weights.begin_pass(on_segment)
             with self._invariant_products:
@@ -388,8 +376,6 @@ class GgufModel(KeptTexts):
             if self._weights:
                 self._weights.end_pass()
                 failure = failure or self._weights.failure
-            if self._shape.pass_rows:
-                self._memory.remove(self._spare, -1, -1)
             span.end()
         if failure is None and self._stop.is_set():
             failure = Cancelled("the model was asked to stop")

@@ -40,7 +40,7 @@ class GgufOptions(RuntimeOptions):
 
     kind: ClassVar[str] = "a GGUF model"
     roles: ClassVar[Mapping[str, Role]] = {
-        **dict.fromkeys(("n_gpu_layers", "equal_passes", "rpc"), "target"),
+        **dict.fromkeys(("n_gpu_layers", "rpc"), "target"),
         "n_gpu_layers_draft": "draft",
     }
 
@@ -54,9 +54,6 @@ class GgufOptions(RuntimeOptions):
     """Flash attention."""
     n_gpu_layers: Annotated[Count, Flag(f"layers of the target {_GPU}", "N", "-ngl")] = 0
     n_gpu_layers_draft: Annotated[Count, Flag(f"layers of the draft {_GPU}", "N", "-ngld")] = 0
-    equal_passes: bool = False
-    """All passes over a target with layers on a GPU have the same number of rows, by which a GPU
-    rounds: no draft and no earlier text changes a text, and passes take longer."""
     rpc: Annotated[
         str,
         BeforeValidator(_servers),
@@ -70,11 +67,6 @@ class GgufOptions(RuntimeOptions):
     def check(self, load: LoadSettings) -> None:
         if load.draft is None and self.n_gpu_layers_draft:
             raise UsageError("`n_gpu_layers_draft` needs a draft: name one with `draft`")
-        if self.equal_passes and not self.n_gpu_layers:
-            raise UsageError(
-                "`equal_passes` is for a target with layers on a GPU, and a CPU rounds alike "
-                "without it: leave it out, or say how many layers with `n_gpu_layers`"
-            )
         if self.flash_attn == "off" and self.cache_type_v in QUANTISED:
             raise UsageError(
                 f"`cache_type_v={self.cache_type_v}` needs flash attention: leave `flash_attn` at "

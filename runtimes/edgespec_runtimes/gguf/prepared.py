@@ -11,7 +11,7 @@ from typing import Any
 
 from edgespec.concurrency.owning import close_all
 from edgespec.memory import heap
-from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
+from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.paging.reader import WatchedFiles
 from edgespec.ports import LanguageModel, Progress, StateOrigin
@@ -24,11 +24,11 @@ from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.mtp import has_layers, obstacle
 from edgespec_runtimes.gguf.file.trimmed_header import trimmed_bytes
 from edgespec_runtimes.gguf.kernels.invariant_products import can_replace_products
-from edgespec_runtimes.gguf.llama import gpu, loading
+from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.token_ids import NoTexts, TokenIds
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
-from edgespec_runtimes.gguf.measuring import KV_CACHE, MeasuredGguf
+from edgespec_runtimes.gguf.measuring import MeasuredGguf
 from edgespec_runtimes.gguf.model import GgufModel, Opening
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights.packing import placement_as_stored
@@ -38,11 +38,6 @@ from edgespec_runtimes.gguf.weights.rounding import (
     rounding_notes,
     turn_notes,
 )
-
-Q8_0_SAVES = 1 - 34 / 64
-"""Share of an f16 cache that q8_0 saves: 32 values take 34 bytes instead of 64."""
-LARGE_SHARE = 0.05
-"""Savings of at least this share of the budget get a note."""
 
 
 class PreparedGguf(PreparedModel):
@@ -103,18 +98,14 @@ class PreparedGguf(PreparedModel):
         return self._header if is_here and self.enforced else None
 
     def notes(self, plan: MemoryPlan | None = None) -> Sequence[str]:
-        """Notes about packing, KV cache types, and the rounding of a target with a draft."""
+        """Notes about packing, and the rounding of a target with a draft."""
         request = self._request
         notes = []
         may_stay = request.budget_bytes is None or self.info.size_bytes <= request.budget_bytes
         if not loading.packs() and (may_stay or request.owner == "draft"):
             slower = "weights that stay in memory are not packed and compute more slowly"
             notes.append(f"llama.cpp was built with AMX: {slower}; {loading.packing_advice()}")
-        is_uneven = not self._measured.passes_are_equal or not gpu.rounds_by_rows_alone()
-        where = self._measured.offloading.where
-        if where and not self._measured.is_remote:
-            where += " without `equal_passes`"
-        if plan is not None and request.owner == "target" and plan.max_nodes > 1 and is_uneven:
+        if plan is not None and request.owner == "target" and plan.max_nodes > 1:
             notes += rounding_notes(
                 self._header,
                 self.info.name,
@@ -123,10 +114,9 @@ class PreparedGguf(PreparedModel):
                 and can_replace_products(),
                 is_packed=self.enforced or not plan.paged,
                 tiles_are_avoidable=sys.platform == "linux",
-                on_device=where,
+                on_device=self._measured.offloading.where,
             )
         notes += self._measured.offloading.notes
-        notes += self._cache_notes(plan)
         if plan is not None and request.owner == "target":
             notes += turn_notes(self._header, self.info)
             if has_layers(self._header) and (reason := obstacle(self._header)):
@@ -135,25 +125,6 @@ class PreparedGguf(PreparedModel):
                     f"used ({reason}): name a draft, an EAGLE-3 or a DFlash head with `draft`"
                 )
         return notes
-
-    def _cache_notes(self, plan: MemoryPlan | None) -> Sequence[str]:
-        """Advice to use a smaller KV cache type, if the budget is too small or much would be saved.
-
-        It is never chosen automatically.
-        """
-        options, is_target = self._options, self._request.owner == "target"
-        is_f16 = options.cache_type_k == options.cache_type_v == "f16"
-        if not (is_target and is_f16 and options.flash_attn != "off" and self.info.tree_capable):
-            return []
-        caches = (row.nbytes for row in self.needs().fixed if row.what.startswith(KV_CACHE))
-        saved_bytes = int(sum(caches) * Q8_0_SAVES)
-        is_tight = plan is None or (plan.paged and saved_bytes >= LARGE_SHARE * plan.budget_bytes)
-        if saved_bytes < MIB or not is_tight:
-            return []
-        return [
-            f"`cache_type_k=q8_0` and `cache_type_v=q8_0` would save {saved_bytes / MIB:.0f} MiB "
-            f"of the KV cache of {self.info.name}, and may change the text"
-        ]
 
     def trimmed_bytes(self, bits: float) -> int:
         return trimmed_bytes(self._header, bits)
@@ -300,6 +271,4 @@ class PreparedGguf(PreparedModel):
             settings["layers with windows"] = "hold what a text may still see"
         if not self.info.max_ctx:
             settings["--ctx-size"] = str(shape.n_ctx)
-        if shape.pass_rows:
-            settings["--equal-passes"] = "on"
         return StateOrigin(self._header.paths, settings)

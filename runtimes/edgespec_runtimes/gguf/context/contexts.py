@@ -78,15 +78,10 @@ class ContextShape:
     """Cells of a tile that each of several texts is aligned with; 1 if they need not be."""
     prompts_in_tiles: bool = False
     """True if prompts of 64 tokens and more are computed in tiles, with which texts are aligned."""
-    pass_rows: int = 0
-    """Rows of every pass that is no batch of a prompt, and which are filled up where there are
-    fewer; 0 if passes may have any number. Batches of prompts have `n_batch` then."""
 
     @property
     def n_cells(self) -> int:
         n_filled = self.n_slots * self.tile if self.tile > 1 else 0
-        if self.pass_rows:
-            n_filled += self.largest_batch
         if self.n_shared:  # nodes of a pass, and those that stay provisional
             n_filled += 2 * self.n_outputs
         return (self.n_shared or self.n_slots * self.n_ctx) + n_filled

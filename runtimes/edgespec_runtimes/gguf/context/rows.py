@@ -21,16 +21,9 @@ class Rows:
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     sequences: list[list[int]] = field(default_factory=list)
-    n_filled: int = 0
-    """Rows at the end that stand for nothing."""
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    def fill_up(self, n_rows: int, sequence: int) -> None:
-        """Append rows of a sequence that is removed after the pass, up to `n_rows` in all."""
-        self.n_filled = n_more = n_rows - len(self)
-        self.extend([0] * n_more, range(n_more), [[sequence]] * n_more)
 
     def extend(
         self,

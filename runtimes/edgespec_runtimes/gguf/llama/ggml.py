@@ -180,13 +180,6 @@ def device_of(kind: int) -> int | None:
     return pointer("ggml_backend_dev_by_type", ctypes.c_int(kind)) or None
 
 
-def backend_of(device: int) -> str:
-    """Name of the backend of a device, such as CUDA."""
-    backend = pointer("ggml_backend_dev_backend_reg", device)
-    name: bytes = call(ctypes.c_char_p, "ggml_backend_reg_name", backend)
-    return name.decode(errors="replace")
-
-
 def device_name(device: int) -> str:
     """Description of a device."""
     name: bytes = call(ctypes.c_char_p, "ggml_backend_dev_description", device)

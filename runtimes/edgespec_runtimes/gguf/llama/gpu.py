@@ -28,11 +28,6 @@ def find_all() -> list[int]:
     return ggml.gpus()
 
 
-def rounds_by_rows_alone() -> bool:
-    """True if passes of equally many rows were seen to round alike on such GPUs: on CUDA."""
-    return all(ggml.backend_of(device) == "CUDA" for device in find_all())
-
-
 def has_own_memory(device: int) -> bool:
     """False if the device shares the process's memory, as Apple's GPUs do."""
     return sys.platform != "darwin" and ggml.kind_of(device) != ggml.INTEGRATED_GPU
