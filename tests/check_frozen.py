@@ -23,8 +23,9 @@ import os, sys, tempfile
 from pathlib import Path
 
 import edgespec
-from edgespec import runtimes, tools
+from edgespec import runtimes
 from edgespec.models.embedded import embedded_pair, models_folder
+from edgespec_runtimes.gguf.llama.quantiser import quantise
 
 if "STARTED" in os.environ:
     sys.exit("the application was started again")
@@ -43,7 +44,7 @@ for runtime in runtimes.installed():
         print(runtime.name, [event.text for event in events])
     if runtime.name == "gguf":
         with tempfile.TemporaryDirectory() as out:  # by a program of its own
-            print(tools.load_tool().quantise(target, Path(out), "Q4_0").stat().st_size)
+            quantise(target, Path(out, "out.gguf"), "Q4_0")
 """
 
 

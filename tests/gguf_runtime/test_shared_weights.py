@@ -14,9 +14,9 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.models.enlarging import enlarge
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings, SamplingParams
-from edgespec.tools import load_tool
 from edgespec_runtimes.enlarge.gguf.trim import write_trimmed
 from edgespec_runtimes.gguf.file.header import read_header
+from edgespec_runtimes.gguf.llama.quantiser import quantise
 from edgespec_runtimes.gguf.trimmed import copy_sizes
 from port_calls import logits_of_a_tree
 
@@ -37,7 +37,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def coarse(target: Path) -> Path:
     """A draft with coarse copies of the target's layers and a head for all of its tokens."""
     out = target.with_name("draft.gguf")
-    quantised = load_tool().quantise(target, target.parent, "Q4_0", lambda what, share: None)
+    quantised = target.with_name("coarse.gguf")
+    quantise(target, quantised, "Q4_0")
     write_trimmed(quantised, out, range(4096))
     return out
 
