@@ -21,8 +21,7 @@ def check_head(settings: LoadSettings, target: PreparedModel, head: PreparedMode
     if not target.info.gives_features:
         raise ModelError(
             f"{target.info.name} does not give its hidden states, which the head "
-            f"{head.info.name} reads: name a GGUF or ONNX target, or a whole model as "
-            "the draft"
+            f"{head.info.name} reads: name a GGUF target, or a whole model as the draft"
         )
     is_own = settings.draft == settings.model
     if target.info.n_slots > 1 and (is_own or settings.optional_draft):

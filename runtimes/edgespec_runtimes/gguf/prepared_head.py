@@ -24,7 +24,7 @@ from edgespec_runtimes.gguf.borrowed import (
     layer_bytes,
 )
 from edgespec_runtimes.gguf.context.contexts import ContextShape
-from edgespec_runtimes.gguf.file.header import GgufFile, is_gguf, read_header
+from edgespec_runtimes.gguf.file.header import GgufFile, read_header
 from edgespec_runtimes.gguf.file.heads import HeadShape, head_shape, missing_matrices
 from edgespec_runtimes.gguf.file.mtp import own_part, own_shape
 from edgespec_runtimes.gguf.head import GgufHead, GgufOwnHead, HiddenStateReader
@@ -100,12 +100,6 @@ class PreparedHead(PreparedReader):
     def __init__(self, request: ModelRequest, header: GgufFile) -> None:
         target = None
         if request.target is not None and missing_matrices(header):
-            if not is_gguf(request.target):
-                raise ModelError(
-                    f"{header.path} takes matrices from its target's file, and "
-                    f"{request.target.name} is no GGUF file: name the target's, or a head that "
-                    "has matrices of its own"
-                )
             target = read_header(request.target)
         head = head_shape(header, target)
         if GgufOptions.of(request.options).servers_of(request.owner):

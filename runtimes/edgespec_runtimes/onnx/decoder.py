@@ -21,7 +21,6 @@ from edgespec_runtimes.onnx.cache import KEY, VALUE, KeyValueCache
 from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, Roles
 from edgespec_runtimes.onnx.graph.cutting import ALWAYS, Cut, Piece
 from edgespec_runtimes.onnx.graph.rewriting import LOGIT_ROWS, new_name, past_name
-from edgespec_runtimes.onnx.layer_inputs import LayerInputs
 from edgespec_runtimes.onnx.ort.sessions import Bound, OrtSession, StopFlag
 from edgespec_runtimes.onnx.weights.paged import EmbeddingTable, OnnxWeights
 
@@ -55,15 +54,13 @@ class Decoder(Closeable):
         session: OrtSession | None = None,
         weights: OnnxWeights | None = None,
         embeddings: Sequence[tuple[str, EmbeddingTable]] = (),
-        layer_inputs: LayerInputs | None = None,
     ) -> None:
-        """`caches` has one cache per text. `layer_inputs` receives hidden states of each pass."""
+        """`caches` has one cache per text."""
         self.caches = caches
         self.stop = stop
         self.weights = weights
         self._session = session
         self._embeddings = tuple(embeddings)
-        self._layer_inputs = layer_inputs
         self._n_vocab = roles.n_vocab
         self._has_float_logits = roles.logits_kind == TensorProto.FLOAT
         entries = {
@@ -92,8 +89,6 @@ class Decoder(Closeable):
         """
         logits = np.empty((n_logits, self._n_vocab), np.float32)
         values_by_batch = [self._fed(batch) for batch in batches]
-        if self._layer_inputs:
-            self._layer_inputs.begin_pass(batches)
         for i, wiring in enumerate(self._wiring):
             if not n_logits and wiring.logits and not (wiring.new or wiring.passed):
                 continue
@@ -171,8 +166,6 @@ class Decoder(Closeable):
         results = session.run(inputs, outputs, self.stop)
         for short, name in wiring.passed:
             values[name] = results[short]
-            if self._layer_inputs:
-                self._layer_inputs.copy(batch, name, results[short])
         if not is_direct:
             for short, layer, kind in wiring.new:
                 new = results[short].numpy()

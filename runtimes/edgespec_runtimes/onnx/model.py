@@ -22,7 +22,6 @@ from edgespec.values import ModelInfo
 from edgespec_runtimes.kit.running import RunningModel
 from edgespec_runtimes.onnx.batches import Batch, Batcher
 from edgespec_runtimes.onnx.decoder import Decoder
-from edgespec_runtimes.onnx.layer_inputs import LayerInputs
 
 
 class OnnxModel(RunningModel):
@@ -42,18 +41,15 @@ class OnnxModel(RunningModel):
         trace: Trace = OFF,
         *,
         origin: StateOrigin,
-        layer_inputs: LayerInputs | None = None,
         files: WatchedFiles | None = None,
     ) -> None:
-        """`layer_inputs` is the object that the decoder fills; `files` are those that onnxruntime
-        has mapped."""
+        """`files` are those that onnxruntime has mapped."""
         self.info = replace(info, prompt_batch=tokens_per_pass, prompts_give_logits=True)
         super().__init__(vocabulary, origin, decoder.stop, Users("the model"))
         self._decoder = decoder
         self._caches = decoder.caches
         self.adjusting = self._weights = decoder.weights
         self._batcher = batcher
-        self._tap = self._layer_inputs = layer_inputs
         self._files = files
         self._tokens_per_pass = tokens_per_pass
         self._trace = trace
@@ -86,12 +82,6 @@ class OnnxModel(RunningModel):
                     batches += self._batches(part._replace(reads=()))
                 mine = [batch.of(slot) for batch in batches]
                 logits = self._pass(mine, n_nodes * is_last, report)
-                if self._layer_inputs and slot == 0:
-                    rows = self._layer_inputs.rows
-                    self._layer_inputs.hand_over(start + begin, rows[: len(chunk)])
-                    if n_nodes and is_last:
-                        keys = (int(part.pool.key[part.nodes[0]]),)
-                        self._layer_inputs.keep(dict(zip(keys, rows[len(chunk) :], strict=False)))
         return logits
 
     def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
@@ -107,12 +97,7 @@ class OnnxModel(RunningModel):
                 for batch in self._batches(part)
             ]
             rows = self._pass(batches, n_nodes)
-            logits = [rows[begin:end] for begin, end in pairwise([0, *ends])]
-            if self._layer_inputs:
-                first = next((part for part in parts if part.slot == 0), None)
-                keys = first.pool.key[list(first.nodes)].tolist() if first else ()
-                self._layer_inputs.keep(dict(zip(keys, self._layer_inputs.rows, strict=False)))
-            return logits
+            return [rows[begin:end] for begin, end in pairwise([0, *ends])]
 
     def _batches(self, part: PassPart) -> Iterator[Batch]:
         """Batches of a tree's nodes, which are assigned slots in the text's cache."""
@@ -126,24 +111,14 @@ class OnnxModel(RunningModel):
         self, pool: Pool, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
     ) -> None:
         with self._users.use():
-            position, keys = self.committed_of(slot), pool.key
             self._caches[slot].commit(pool, path, keep)
-            if self._layer_inputs and slot == 0:
-                kept = set(keys[list(keep)].tolist())
-                self._layer_inputs.commit(position, keys[list(path)].tolist(), kept)
 
     def truncate(self, n_tokens: int, slot: int = 0) -> None:
         with self._users.use():
-            self._truncate(n_tokens, slot)
-
-    def _truncate(self, n_tokens: int, slot: int) -> None:
-        self._caches[slot].truncate(n_tokens)
-        if self._layer_inputs and slot == 0:
-            self._layer_inputs.drop()
+            self._caches[slot].truncate(n_tokens)
 
     def share(self, source: int, target: int, n_tokens: int) -> None:
         with self._users.use():
-            self._truncate(0, target)
             self._caches[target].begin_with(self._caches[source], n_tokens)
 
     @property
@@ -191,5 +166,5 @@ class OnnxModel(RunningModel):
                 yield
             except BaseException:
                 for slot, n_committed in committed.items():
-                    self._truncate(n_committed, slot)
+                    self._caches[slot].truncate(n_committed)
                 raise

@@ -26,7 +26,6 @@ from edgespec.ports import LanguageModel, Progress, StateOrigin
 from edgespec.runtimes import GpuMemory, ModelRequest, PreparedModel, without_padding
 from edgespec.tracing.spans import OFF
 from edgespec.values import ModelInfo
-from edgespec_runtimes.kit.kept_features import check_layers, no_features
 from edgespec_runtimes.onnx.batches import Batcher
 from edgespec_runtimes.onnx.cache import KeyValueCache
 from edgespec_runtimes.onnx.decoder import Decoder
@@ -46,7 +45,6 @@ from edgespec_runtimes.onnx.graph.flow import (
 )
 from edgespec_runtimes.onnx.graph.lookups import with_blocks_by_row, with_rows_fed
 from edgespec_runtimes.onnx.graph.rewriting import compacted, pruned
-from edgespec_runtimes.onnx.layer_inputs import LayerInputs
 from edgespec_runtimes.onnx.memory import decoder_needs
 from edgespec_runtimes.onnx.model import OnnxModel
 from edgespec_runtimes.onnx.options import OnnxOptions
@@ -97,7 +95,6 @@ class PreparedOnnx(PreparedModel):
         self._options = OnnxOptions.of(request.options)
         self._choice = choose(self._options.provider)
         self._opened: Deployment | None = None
-        self._feature_layers: tuple[int, ...] = ()
 
     def read(self, path: Path) -> None:
         """Read and validate the graph and the vocabulary, and plan the batches."""
@@ -159,18 +156,6 @@ class PreparedOnnx(PreparedModel):
         buffers = MemoryRow(owner, "compute buffers and cache in use", buffer_bytes)
         return (MemoryRow(owner, "weights", weight_bytes), buffers)
 
-    def offer_features(self, layers: Sequence[int], n_values: int) -> None:
-        cut = self._deployed.fitted.cut
-        if not cut.layer_inputs:
-            raise no_features(self.info, "its graph does not show what passes between its layers")
-        check_layers(self.info, cut.hidden_size, layers, n_values)
-        self._feature_layers = tuple(layers)
-
-    @property
-    def _feature_names(self) -> list[str]:
-        """Names of the values of the graph that a head reads."""
-        return [self._deployed.fitted.cut.layer_inputs[layer] for layer in self._feature_layers]
-
     @property
     def _has_sparse_cache(self) -> bool:
         return self._capacity > (1 + MOST_ROOM) * self.info.n_ctx
@@ -189,14 +174,11 @@ class PreparedOnnx(PreparedModel):
 
     def needs(self) -> ModelNeeds:
         deployed, owner = self._deployed, self._request.owner
-        n_layers, measured = len(self._feature_layers), self._measured
+        measured = self._measured
         return ModelNeeds(
             fixed=plan_rows.fixed_rows(owner, self.info, self._cache_bytes),
             batches=tuple(
-                plan_rows.batch_needs(
-                    owner, self.info, sizes, n_layers, deployed.fitted.cut.hidden_size
-                )
-                for sizes in deployed.batches
+                plan_rows.batch_needs(owner, self.info, sizes) for sizes in deployed.batches
             ),
             resident=plan_rows.resident_rows(owner, deployed, self._source, measured),
             paged=plan_rows.paged_rows(deployed, self._source, measured),
@@ -291,7 +273,6 @@ class PreparedOnnx(PreparedModel):
             max_nodes=request.max_nodes,
             max_branches=request.max_branches,
             n_slots=request.n_slots,
-            gives_features=True,
         )
 
     def _load_resident(self, progress: Progress | None) -> LanguageModel:
@@ -310,8 +291,6 @@ class PreparedOnnx(PreparedModel):
                         on_failure.callback(rows_of.close)
                         tables.append((name, rows_of))
             model, folder = with_weights(whole, self._source)
-            for name in dict.fromkeys(self._feature_names):
-                model.graph.output.add(name=name)
             report = progress or (lambda *_: None)
             report("reading weights", 0.0)
             session = OrtSession(
@@ -380,12 +359,9 @@ class PreparedOnnx(PreparedModel):
         files: WatchedFiles | None = None,
     ) -> LanguageModel:
         """A model that owns all of these."""
-        fitted, n_slots, layer_inputs = self._deployed.fitted, self.info.n_slots, None
+        fitted, n_slots = self._deployed.fitted, self.info.n_slots
         sizes = fitted.sizes
         kind_of_cache = (bool(fitted.buffer_tokens), self._has_sparse_cache)
-        if self._feature_layers:
-            width = fitted.cut.hidden_size
-            layer_inputs = LayerInputs(self._feature_layers, self._feature_names, width)
         decoder = Decoder(
             pieces,
             self._roles,
@@ -394,7 +370,6 @@ class PreparedOnnx(PreparedModel):
             session,
             weights,
             tables,
-            layer_inputs,
         )
         return OnnxModel(
             decoder,
@@ -404,7 +379,6 @@ class PreparedOnnx(PreparedModel):
             sizes.tokens_per_pass,
             self._request.trace if self._request.owner == "target" else OFF,
             origin=self._state_origin(),
-            layer_inputs=layer_inputs,
             files=files,
         )
 

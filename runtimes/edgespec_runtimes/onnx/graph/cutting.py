@@ -17,14 +17,12 @@ from edgespec.errors import ModelError
 from edgespec_runtimes.onnx.files.roles import Roles
 from edgespec_runtimes.onnx.graph.flow import Flow, reads
 from edgespec_runtimes.onnx.graph.functions import nested
-from edgespec_runtimes.onnx.graph.layers import Stages, find_stages
+from edgespec_runtimes.onnx.graph.layers import find_stages
 from edgespec_runtimes.onnx.graph.lookups import embedding_by_column, is_by_row, with_blocks_by_row
 from edgespec_runtimes.onnx.graph.shapes import Described, infer
 
 ALWAYS = "edgespec.always"
 """Name of an input that is always true; onnxruntime would fold a constant."""
-_STATE_RANK = 3
-"""Dimensions of a hidden state: [batch, tokens, hidden]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +48,6 @@ class Cut:
     """Values that are looked up by token instead of computed, and their tables."""
     columns: tuple[tuple[str, str], ...] = ()
     """Values that are looked up by column in tables [hidden, tokens], and these tables."""
-    layer_inputs: Mapping[int, str] = field(default_factory=dict)
-    """Input of each layer except the first, [batch, tokens, hidden]; empty if not all are values of
-    the graph."""
-    hidden_size: int = 0
-    """Size of a hidden state."""
     scales: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Scales and zero points of int8 weights that are inputs, by name in the decoder: as constants
     they would give each layer a graph of its own."""
@@ -97,20 +90,8 @@ def cut(
         tuple(pieces),
         tuple(looked_up.items()),
         tuple(columns.items()),
-        *_layer_inputs(stages, known),
         cutter.scales,
     )
-
-
-def _layer_inputs(stages: Stages, known: Mapping[str, Described]) -> tuple[dict[int, str], int]:
-    """The hidden states between layers, and their size; empty if not all are known."""
-    names = {layer: name for layer, name in enumerate(stages.layer_inputs) if layer and name}
-    shapes = {name: known[name].shape or () for name in names.values() if name in known}
-    widths = {shape[-1] if len(shape) == _STATE_RANK else None for shape in shapes.values()}
-    width = widths.pop() if len(widths) == 1 else None
-    if width is None or not len(names) == len(shapes) == len(stages.layer_inputs) - 1:
-        return {}, 0
-    return names, width
 
 
 def _looked_up(

@@ -13,9 +13,6 @@ from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, Roles
 from edgespec_runtimes.onnx.graph.flow import SHAPES, Flow
 
 EXPORT = "export the decoder with Optimum as text-generation-with-past"
-_SUMMING_NORMS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
-_SUM = 3
-"""Index of the output of fused norms with the sum that they normalise."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +26,6 @@ class Stages:
     """The hidden state that the head reads, [batch, tokens, hidden]."""
     head: int
     """Number of the last stage."""
-    layer_inputs: tuple[str | None, ...]
-    """The hidden state that each layer reads, [batch, tokens, hidden]; None if it is ambiguous."""
 
 
 def find_stages(flow: Flow, roles: Roles, where: str) -> Stages:
@@ -63,8 +58,7 @@ def find_stages(flow: Flow, roles: Roles, where: str) -> Stages:
     read_by_head = _crossing(flow, stream, cuts[-1])
     if len(read_by_head) != 1:
         raise ModelError(f"{where}: its output head reads more than the hidden state: {EXPORT}")
-    inputs = tuple(_hidden_state(flow, stream, cut) for cut in cuts[:-1])
-    return Stages(tuple(stage_of), read_by_head[0], len(cuts), inputs)
+    return Stages(tuple(stage_of), read_by_head[0], len(cuts))
 
 
 def _bottlenecks(flow: Flow, stream: Sequence[int], place: Mapping[int, int]) -> list[int]:
@@ -119,14 +113,6 @@ def _crossing(flow: Flow, stream: Sequence[int], cut: int) -> list[str]:
         for name in flow.nodes[stream[cut]].output
         if not later.isdisjoint(flow.consumers.get(name, ()))
     ]
-
-
-def _hidden_state(flow: Flow, stream: Sequence[int], cut: int) -> str | None:
-    """The only value that crosses a cut, or the sum output of a fused norm; else None."""
-    names, node = _crossing(flow, stream, cut), flow.nodes[stream[cut]]
-    if node.op_type in _SUMMING_NORMS:
-        names = [name for name in node.output[_SUM:] if name in names]
-    return names[0] if len(names) == 1 else None
 
 
 def _place_others(flow: Flow, stage_of: list[int | None]) -> None:

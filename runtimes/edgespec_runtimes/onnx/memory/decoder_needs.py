@@ -60,11 +60,6 @@ class BatchSizes:
     def nbytes(self) -> int:
         return self.compute_bytes + self.other_sessions_bytes
 
-    @property
-    def tree_tokens(self) -> int:
-        """Tokens in a tree's largest batch, including padding."""
-        return self.max_rows * row_tokens(self.max_nodes, self.max_rows)
-
 
 def row_tokens(max_nodes: int, n_rows: int) -> int:
     """Most tokens of a row, when a tree of `max_nodes` nodes has `n_rows` rows in a batch."""

@@ -13,7 +13,6 @@ from edgespec.memory.budget import LOADING, MemoryRow
 from edgespec.memory.needs import BatchNeeds
 from edgespec.memory.pinning import SegmentSize
 from edgespec.values import ModelInfo
-from edgespec_runtimes.kit.kept_features import feature_bytes
 from edgespec_runtimes.onnx.files.source_model import SourceModel, StoredWeight
 from edgespec_runtimes.onnx.memory import decoder_needs
 from edgespec_runtimes.onnx.ort.devices import Device
@@ -58,13 +57,8 @@ def batch_needs(
     owner: str,
     info: ModelInfo,
     sizes: decoder_needs.BatchSizes,
-    n_layers: int = 0,
-    n_values: int = 0,
 ) -> BatchNeeds:
-    """Needs of a batch size on the CPU, also for operators that a GPU leaves to the CPU.
-
-    A head reads the inputs of `n_layers` layers, each of `n_values`.
-    """
+    """Needs of a batch size on the CPU, also for operators that a GPU leaves to the CPU."""
     further_bytes = int((1 + decoder_needs.ARENA_SHARE) * sizes.other_sessions_bytes)
     others = _late(owner, "compute buffers of further sessions", further_bytes)
     buffer_bytes = int((1 + decoder_needs.ARENA_SHARE) * sizes.compute_bytes)
@@ -72,13 +66,7 @@ def batch_needs(
     # onnxruntime's output, and the engine's copy
     logits_bytes = 2 * 4 * sizes.max_nodes * info.n_vocab
     logits = _late(owner, f"logits ({sizes.max_nodes} nodes)", logits_bytes)
-    buffers_and_results = [buffers, logits]
-    if n_layers:
-        # onnxruntime's outputs of a batch, and their copy
-        n_rows = sizes.tokens_per_pass + 2 * max(sizes.chunk, sizes.tree_tokens)
-        nbytes = feature_bytes(n_layers, n_values, n_rows, 2 * sizes.max_nodes)
-        buffers_and_results.append(_late(owner, f"features ({n_layers} layers)", nbytes))
-    return BatchNeeds(sizes.chunk, tuple(buffers_and_results), (others,), sizes.max_nodes)
+    return BatchNeeds(sizes.chunk, (buffers, logits), (others,), sizes.max_nodes)
 
 
 def resident_rows(
