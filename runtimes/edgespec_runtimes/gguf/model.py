@@ -53,7 +53,7 @@ _address_of_logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a model is opened with; it owns `model` and `weights`."""
+    """Parts and settings with which a model is opened; it owns `model` and `weights`."""
 
     model: loading.Model
     shape: contexts.ContextShape
@@ -407,7 +407,7 @@ class GgufModel(KeptTexts):
 
 
 def _new_tap(opening: Opening) -> FeatureTap | None:
-    """What hands out the inputs of its layers, if any are asked for."""
+    """A tap that hands out the inputs of layers; None if none are asked for."""
     layers, model, n_rows = opening.feature_layers, opening.model, opening.shape.largest_batch
     if not layers:
         return None
