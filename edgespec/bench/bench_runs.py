@@ -19,7 +19,7 @@ from edgespec.bench import child, table
 from edgespec.bench.bench_report import SkippedMode
 from edgespec.bench.bench_settings import BenchSettings
 from edgespec.bench.modes import BenchDraft, Mode
-from edgespec.bench.runs import Decoded, RawRead
+from edgespec.bench.runs import Decoded
 from edgespec.bench.summary import FinishedRun
 from edgespec.errors import EdgespecError
 from edgespec.jobs.launching import launch
@@ -34,8 +34,6 @@ from edgespec.settings.units import format_size
 
 RAW = "raw"
 """Name of the read loop in the list of modes."""
-RAW_BYTES = 1 << 30
-"""Most bytes that a read loop reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,8 @@ class Results:
     """Outcomes of all runs."""
 
     rows: list[FinishedRun] = field(default_factory=list)
-    raw: list[RawRead] = field(default_factory=list)
+    raw: list[float] = field(default_factory=list)
+    """Bytes per second of plain reads."""
     failures: list[SkippedMode] = field(default_factory=list)
 
 
@@ -174,9 +173,9 @@ def run_all(
             note(f"{counter} {turn.mode} failed: {error}")
         else:
             left_s = (time.monotonic() - began) / n_done * len(due)
-            if isinstance(measured, RawRead):
+            if isinstance(measured, float):
                 results.raw.append(measured)
-                note(table.raw_line(measured.bytes_per_s, n_done, n_runs, left_s))
+                note(table.raw_line(measured, n_done, n_runs, left_s))
             else:
                 results.rows.append(_row(bench, turn, measured))
                 note(table.run_line(results.rows[-1], n_done, n_runs))
@@ -190,12 +189,11 @@ def _nothing() -> None:
     """Show no progress."""
 
 
-def _measure(bench: Bench, turn: ScheduledRun, tick: Callable[[], None]) -> Decoded | RawRead:
+def _measure(bench: Bench, turn: ScheduledRun, tick: Callable[[], None]) -> Decoded | float:
     target = bench.load.model
     cold = [*(file for model in (target, *bench.drafts) for file in files_of(model)), *copies()]
     if turn.mode == RAW:
-        read = partial(child.read_raw, largest_of(target), RAW_BYTES)
-        return launch(read, bench.limiter, cold, tick)
+        return launch(partial(child.raw_bytes_per_s, largest_of(target)), bench.limiter, cold, tick)
     job = _job(bench, _mode(bench, turn), turn.prompt)
     return launch(job, bench.limiter, cold, tick)
 

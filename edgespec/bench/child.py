@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 
@@ -13,20 +12,17 @@ import numpy as np
 import psutil
 
 from edgespec import runtimes
-from edgespec.bench.runs import Decoded, RawRead
-from edgespec.concurrency.owning import close_all
+from edgespec.bench.runs import Decoded
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.memory import process
-from edgespec.paging.reader import READ_BYTES, AlignedMemory, DirectReader, Run
+from edgespec.paging import disk_speed
 from edgespec.ports.baselines import BaselineRequest
 from edgespec.rules.sampling import SamplingParams, distribution
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec.values import GenerationResult, TextCost, total_sources
 
-FIRST_BYTES, FIRST_S = 64 << 20, 1.0
-"""Untimed start of a read loop."""
 RAW_S = 5.0
 """Longest timed read loop; long enough to measure slow devices."""
 ANY_BUDGET_BYTES = 1 << 50
@@ -117,40 +113,9 @@ def decode_by_library(mode: str, request: BaselineRequest) -> Decoded:
     return Decoded(**measured, peak_bytes=process.peak_rss_bytes())
 
 
-def read_raw(path: Path, nbytes: int) -> RawRead:
-    """Time sequential direct reads of READ_BYTES, up to `nbytes`.
-
-    Bandwidth limits let the first megabytes through faster, so these are not timed. A small file is
-    read repeatedly.
-    """
-    with closing(_reads(path)) as reads:
-        _read_for(reads, FIRST_BYTES, FIRST_S)
-        began = time.perf_counter()
-        done = _read_for(reads, nbytes, RAW_S)
-        return RawRead(done, time.perf_counter() - began)
-
-
-def _read_for(reads: Iterator[int], nbytes: int, seconds: float) -> int:
-    """Read for `nbytes` or `seconds`, whichever comes first; returns the bytes read."""
-    done, began = 0, time.perf_counter()
-    while done < nbytes and time.perf_counter() - began < seconds:
-        done += next(reads)
-    return done
-
-
-def _reads(path: Path) -> Generator[int, None, None]:
-    """Read a file repeatedly; yields the bytes of each read."""
-    size, at = path.stat().st_size, 0
-    block, reader = AlignedMemory(READ_BYTES), DirectReader([path])
-    try:
-        while True:
-            # the last block may extend past the end of the file
-            run = Run(0, at, READ_BYTES, min(READ_BYTES, size - at), 0)
-            n = reader.read(run, block.view(0, READ_BYTES), lambda: False)
-            at = (at + n) % size
-            yield n
-    finally:
-        close_all(reader.close, block.close)
+def raw_bytes_per_s(path: Path) -> float:
+    """Speed of plain direct reads of a file; 0 if it is too small to tell."""
+    return disk_speed.bytes_per_second(path, RAW_S) or 0.0
 
 
 def reason_without_draft(load: LoadSettings) -> str:

@@ -34,15 +34,3 @@ class Decoded(BaselineRun):
         if self.n_passes is not None:
             return self.n_passes
         return sum(cost.passes for cost in self.rounds)
-
-
-@dataclass(frozen=True, slots=True)
-class RawRead:
-    """Result of a plain read loop."""
-
-    nbytes: int
-    seconds: float
-
-    @property
-    def bytes_per_s(self) -> float:
-        return self.nbytes / self.seconds if self.seconds > 0 else 0.0

@@ -101,7 +101,7 @@ def agreement(tokens: Sequence[int], reference: Sequence[int]) -> TextAgreement:
 
 def bound(raw_bytes_per_s: float, pass_bytes: float, tokens_per_pass: float) -> float | None:
     """Tokens per second if a pass took only as long as raw reads of its bytes; None if none."""
-    if pass_bytes <= 0:
+    if pass_bytes <= 0 or not raw_bytes_per_s:
         return None
     return tokens_per_pass * raw_bytes_per_s / pass_bytes
 

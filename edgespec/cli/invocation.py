@@ -209,11 +209,14 @@ def read_prompt(args: argparse.Namespace, stdin: TextIO | None = None) -> str:
     return prompt
 
 
-def measured_sampling(target: Path, given: GenerateSettings) -> SamplingParams:
-    """Sampling of texts that a measurement writes: what `chat` uses with the settings `given`."""
+def measured_sampling(target: Path, temperature: float | None) -> SamplingParams:
+    """Sampling of texts that a measurement writes: what `chat` uses, at this temperature."""
     from edgespec import runtimes
 
-    return given.sampling(MEASURED_SEED, chat_sampling(runtimes.describe(target).sampling))
+    given = {} if temperature is None else {"temperature": temperature}
+    return GenerateSettings.model_validate(given).sampling(
+        MEASURED_SEED, chat_sampling(runtimes.describe(target).sampling)
+    )
 
 
 def read_prompts(file: Path | None = None) -> list[str]:

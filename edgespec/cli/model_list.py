@@ -1,18 +1,15 @@
 """The models of a server: names and kinds, what they need, how each is loaded.
 
-Needs are kept in the cache: planning a model opens its vocabulary, which takes a second or two
-with a large one. One list for the page and the routes; the models share one budget.
+One list for the page and the routes; the models share one budget.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +19,7 @@ from edgespec.cli.invocation import CommandSettings, model_path, settings_from
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.request_limits import EMBEDDING_BODY_BYTES, max_body_bytes, serving_bytes
 from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
-from edgespec.files import cache_folder, gguf_names
-from edgespec.files.json_file import JsonFile
+from edgespec.files import gguf_names
 from edgespec.memory import heap, process
 from edgespec.memory.division import HEADROOM_SHARE
 from edgespec.models import model_files
@@ -31,6 +27,7 @@ from edgespec.settings.config import DEFAULT_CTX_SIZE
 from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
+    from edgespec.memory.budget import MemoryPlan
     from edgespec.ports import Progress
     from edgespec.session.embedder import Embedder
     from edgespec.session.session import Session
@@ -94,7 +91,6 @@ class ModelList:
         self._template = template
         self._defaults = defaults
         self._settings: dict[str, CommandSettings] = {}
-        self._known: dict[str, KnownNeeds] = {}
         self._given: dict[str, int | str] = {}
         """The budget that `keep_budget` was told."""
         for flag, name in (("-md", "draft"), ("-hfd", "hf_repo_draft")):
@@ -244,26 +240,20 @@ class ModelList:
             heap.trim_heap()
 
     def _look_at_kind(self, model: ListedModel) -> None:
-        files = model_files.files_of(model.path)
-        known = self._known[model.name] = KnownNeeds(files)
-        if (embeds := known.embeds) is None:
-            embeds = known.embeds = runtimes.embeds(model.path)
-        model.embeds = embeds
-        model.size_bytes = sum(file.stat().st_size for file in files)
+        model.embeds = runtimes.embeds(model.path)
+        model.size_bytes = model_files.size_of(model.path)
 
     def _look_at_needs(self, model: ListedModel) -> None:
-        settings, known = self.settings(model), self._known[model.name]
-        needs = known.needs(settings)
-        if needs is None:
-            needs = _planned(settings, model.embeds)
-            known.keep(settings, needs)
-        model.smallest_bytes, model.beside_bytes = needs.smallest_bytes, needs.beside_bytes
+        settings = self.settings(model)
+        plan = _planned(settings, model.embeds)
+        model.smallest_bytes = plan.smallest_bytes
+        model.beside_bytes = plan.planned_bytes - plan.rows[0].nbytes + process.STEP_BYTES
         budget_bytes = process.resolve_budget(settings.load.memory_budget)
-        if needs.smallest_bytes > budget_bytes:
+        if plan.smallest_bytes > budget_bytes:
             raise BudgetError(
-                f"it needs at least {format_size(needs.smallest_bytes)}; the budget is "
+                f"it needs at least {format_size(plan.smallest_bytes)}; the budget is "
                 f"{format_size(budget_bytes)}: raise --memory-budget or lower --ctx-size",
-                needs.smallest_bytes,
+                plan.smallest_bytes,
             )
 
     @cached_property
@@ -278,15 +268,13 @@ class ModelList:
         return {name: need for name, need in needs.items() if need <= most}
 
 
-def _planned(settings: CommandSettings, embeds: bool) -> ListedNeeds:
-    """Needs of a model by its plan with all weights in memory."""
+def _planned(settings: CommandSettings, embeds: bool) -> MemoryPlan:
+    """The plan of a model with all weights in memory."""
     from edgespec.session import embedder, session
 
     n_texts = 1 if settings.load.n_parallel == "auto" else settings.load.n_parallel
     ample = settings.load.model_copy(update={"memory_budget": _PLENTY, "n_parallel": n_texts})
-    plan = embedder.plan_embedder(ample) if embeds else session.plan(ample, settings.engine)
-    beside_bytes = plan.planned_bytes - plan.rows[0].nbytes + process.STEP_BYTES
-    return ListedNeeds(plan.smallest_bytes, beside_bytes)
+    return embedder.plan_embedder(ample) if embeds else session.plan(ample, settings.engine)
 
 
 _PLENTY = 1 << 44
@@ -307,66 +295,3 @@ def _models_in(folder: Path) -> Iterator[Path]:
                 inside = gguf_names.in_folder(path)
                 runtimes.find(inside)
                 yield inside
-
-
-MAX_MODELS = 500
-_NEEDS = "needs of each kind"
-MAX_SETTINGS = 8
-"""Most settings of one model that are kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class ListedNeeds:
-    """Memory that a model needs with some settings."""
-
-    smallest_bytes: int
-    """The smallest budget that it can be loaded with."""
-    beside_bytes: int
-    """Bytes of the model with all of its weights, without those of the process."""
-
-
-class KnownNeeds:
-    """The kind and the needs of one model, as long as its files do not change."""
-
-    def __init__(self, files: list[Path]) -> None:
-        """`files` are all of the model's. Raises OSError."""
-        content = [version("edgespec")]
-        for path in sorted(files):
-            status = path.stat()
-            content.append(f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}")
-        digest = hashlib.sha256("\n".join(content).encode(errors="surrogateescape")).hexdigest()
-        self._file = JsonFile(cache_folder.folder() / "needs", digest[:24], MAX_MODELS)
-        known = self._file.read()
-        self._known: dict[str, Any] = known if isinstance(known, dict) else {}
-
-    @property
-    def embeds(self) -> bool | None:
-        """True if the model turns texts into vectors; None if it is not known."""
-        found = self._known.get("embeds")
-        return found if isinstance(found, bool) else None
-
-    @embeds.setter
-    def embeds(self, value: bool) -> None:
-        self._known["embeds"] = value
-        self._file.write(self._known)
-
-    def needs(self, settings: CommandSettings) -> ListedNeeds | None:
-        """Needs of the model with these settings; None if they are not known."""
-        try:
-            return ListedNeeds(**self._known[_NEEDS][_key(settings)])
-        except (LookupError, TypeError):
-            return None
-
-    def keep(self, settings: CommandSettings, needs: ListedNeeds) -> None:
-        """Remember what the model needs with these settings."""
-        known = self._known.get(_NEEDS)
-        others = [*known.items()] if isinstance(known, dict) else []
-        kept = dict([*others, (_key(settings), asdict(needs))][-MAX_SETTINGS:])
-        self._known[_NEEDS] = kept
-        self._file.write(self._known)
-
-
-def _key(settings: CommandSettings) -> str:
-    load = settings.load.model_dump_json(exclude={"memory_budget", "model"})
-    told = load + settings.generate.model_dump_json()
-    return hashlib.sha256(told.encode(errors="surrogateescape")).hexdigest()[:16]

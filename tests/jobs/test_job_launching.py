@@ -17,8 +17,7 @@ import psutil
 import pytest
 
 from bench_rows import row
-from edgespec.bench.child import read_raw, storage_reads
-from edgespec.bench.runs import RawRead
+from edgespec.bench.child import raw_bytes_per_s, storage_reads
 from edgespec.errors import BudgetError, EdgespecError
 from edgespec.jobs import launching
 from edgespec.jobs.launching import launch
@@ -42,18 +41,9 @@ def test_a_result_behind_other_output_is_none():
 
 
 @pytest.mark.slow
-def test_a_process_reads_a_file_until_it_has_read_enough(tmp_path: Path):
-    path = tmp_path / "file"
-    path.write_bytes(bytes(3_000_001))
-    read = launch(partial(read_raw, path, 3_000_002), cold=[path])
-    assert isinstance(read, RawRead)
-    assert read.nbytes == 6_000_002
-
-
-@pytest.mark.slow
 def test_an_error_of_the_system_comes_back(tmp_path: Path):
     with pytest.raises(EdgespecError, match="No such file"):
-        launch(partial(read_raw, tmp_path / "none", 1))
+        launch(partial(raw_bytes_per_s, tmp_path / "none"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can be told which to kill")
@@ -69,20 +59,20 @@ def limiter_of(*words: str) -> Limiter:
 
 def test_a_process_that_is_killed_says_that_memory_may_be_short(tmp_path: Path):
     with pytest.raises(BudgetError, match=r"where memory is short\): raise the memory limit"):
-        launch(partial(read_raw, tmp_path, 1), limiter_of("sh", "-c", "kill -KILL $$"))
+        launch(partial(raw_bytes_per_s, tmp_path), limiter_of("sh", "-c", "kill -KILL $$"))
 
 
 @pytest.mark.parametrize("ends", ["kill -SEGV $$", "exit 139"])
 def test_a_process_that_crashes_says_by_what(ends: str, tmp_path: Path):
     """A shell or systemd-run in between tells the signal in its exit code."""
     with pytest.raises(EdgespecError, match=r"SIGSEGV.*pip install"):
-        launch(partial(read_raw, tmp_path, 1), limiter_of("sh", "-c", ends))
+        launch(partial(raw_bytes_per_s, tmp_path), limiter_of("sh", "-c", ends))
 
 
 def test_a_process_that_fails_shows_its_last_words(tmp_path: Path):
     words = limiter_of("sh", "-c", "echo oh >&2; echo no >&2; exit 3")
     with pytest.raises(EdgespecError) as raised:
-        launch(partial(read_raw, tmp_path, 1), words)
+        launch(partial(raw_bytes_per_s, tmp_path), words)
     assert str(raised.value) == "the process ended before it was done (exit code 3: no)"
 
 
@@ -110,7 +100,7 @@ def test_ctrl_c_ends_the_process_and_removes_its_limits(tmp_path: Path):
     try:
         thread.start()
         with pytest.raises(KeyboardInterrupt):
-            launch(partial(read_raw, tmp_path, 1), Limiter("test", ProcessLimits))
+            launch(partial(raw_bytes_per_s, tmp_path), Limiter("test", ProcessLimits))
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         thread.join()
@@ -135,7 +125,7 @@ def test_ctrl_c_ends_the_programs_of_the_process_too(tmp_path: Path):
 
     with pytest.raises(KeyboardInterrupt):
         launch(
-            partial(read_raw, tmp_path, 1),
+            partial(raw_bytes_per_s, tmp_path),
             limiter_of(sys.executable, "-c", program),
             tick=interrupt,
         )

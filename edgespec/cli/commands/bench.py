@@ -52,7 +52,7 @@ from edgespec.memory import process
 from edgespec.memory.process import resolve_budget
 from edgespec.models.model_files import size_of
 from edgespec.ports.baselines import Baselines
-from edgespec.settings.config import GenerateSettings, LoadSettings, SamplingParams
+from edgespec.settings.config import LoadSettings
 
 _DESCRIPTION = """\
 Measure ways of decoding on the same models, prompts and limits, and report tokens per second,
@@ -76,10 +76,9 @@ Each mode runs greedily, and once more as `edgespec chat` samples (--temp), as `
 doubles the time; --temp 0 leaves it out, as --quick does. Sampled texts of edgespec's modes are
 equal, too; a library draws with random numbers of its own.
 
-Of several drafts (-md A -md B) each runs in every mode that drafts, as a row of its own: `auto A`
-is draft A with guesses from the text, `auto-draft A` without them, and `lookup` those guesses
-alone. Name the target itself for its own layer (MTP). A draft that cannot guess for the target is
-left out, with the reason.
+Of several drafts (-md A -md B) each runs in every mode that drafts, as a row of its own. Name the
+target itself for its own layer (MTP). A draft that cannot guess for the target is left out, with
+the reason.
 
 Each run's process may take --memory-budget, and without that flag half of the target's size; auto
 is no limit. Without -m the embedded target is enlarged to 1 GiB, once.
@@ -171,7 +170,7 @@ def measure(args: argparse.Namespace, settings: BenchSettings, console: Console)
         prompts,
         n_prompts,
         limiter,
-        sampling_of(settings, target),
+        measured_sampling(target, settings.temperature),
     )
     surveyed = survey(bench, console.progress)
     room_bytes = process.available_bytes() if memory_bytes is None else memory_bytes
@@ -185,7 +184,7 @@ def measure(args: argparse.Namespace, settings: BenchSettings, console: Console)
     results = run_all(bench, console.note, console.progress)
     if not results.raw:
         raise EdgespecError(f"nothing could be measured: {results.failures[0].reason}")
-    raw = spread([read.bytes_per_s for read in results.raw])
+    raw = spread(results.raw)
     return BenchReport(
         command=command,
         began=began.isoformat(timespec="seconds"),
@@ -209,12 +208,6 @@ def measure(args: argparse.Namespace, settings: BenchSettings, console: Console)
         rows=results.rows,
         sampling=bench.sampling.model_dump(exclude={"logit_bias"}) if temperature else None,
     )
-
-
-def sampling_of(settings: BenchSettings, target: Path) -> SamplingParams:
-    """Sampling of texts with a temperature."""
-    given = {} if settings.temperature is None else {"temperature": settings.temperature}
-    return measured_sampling(target, GenerateSettings.model_validate(given))
 
 
 def _limited(load: LoadSettings) -> LoadSettings:

@@ -19,12 +19,12 @@ from edgespec.bench.bench_settings import BenchSettings
 from edgespec.bench.modes import ENGINE_MODES, with_drafts
 from edgespec.bench.summary import summarise
 from edgespec.bench.tuned_modes import fastest, ratios, slower_half, variants
-from edgespec.cli.commands.bench import chosen_prompts, sampling_of
+from edgespec.cli.commands.bench import chosen_prompts
 from edgespec.cli.console import Console, write_file
 from edgespec.cli.flags import groups
 from edgespec.cli.flags.checked_values import check_output
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import CommandSettings, with_drafts_of
+from edgespec.cli.invocation import CommandSettings, measured_sampling, with_drafts_of
 from edgespec.errors import EdgespecError
 from edgespec.extras import installed_version
 from edgespec.reports import Report, Row, Table
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     load, engine = command.load, command.engine
     drafts = named_drafts(paths, load.model, runtimes.find(load.model))
     prompts, n_prompts = chosen_prompts(told)
-    sampling = sampling_of(told, load.model)
+    sampling = measured_sampling(load.model, told.temperature)
     any_mode = with_drafts(ENGINE_MODES[-1:], drafts)
     bench = Bench(told, load, any_mode, prompts, n_prompts, sampling=sampling, fits=True)
     usable, left_out = applicable(any_mode, survey(bench, console.progress), 0)

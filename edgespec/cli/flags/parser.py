@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shlex
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from importlib import import_module
@@ -221,8 +220,10 @@ def _check_command(
 def _refuse(argument: str, name: str, command: _Parser) -> NoReturn:
     if "--model" not in command.known_flags():
         command.error(f"unexpected argument {argument!r}")
-    suggestion = _flag_meant(argument, command.known_flags())
-    raise UsageError(f"edgespec {name}: the argument {argument!r} needs a flag{suggestion}")
+    raise UsageError(
+        f"edgespec {name}: the argument {argument!r} needs a flag: -m names a model's file, -hf "
+        "fetches USER/REPO from Hugging Face" + ", -p is a prompt" * ("-p" in command.known_flags())
+    )
 
 
 def _command_meant(name: str, commands: Iterable[str], of_models: Iterable[str]) -> str:
@@ -238,23 +239,6 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     from edgespec.settings.base import nearest  # imports pydantic, which `--help` does without
 
     return nearest(name, known)
-
-
-def _flag_meant(text: str, flags: Collection[str]) -> str:
-    """Suggestion for an argument without a flag, of a command that has these `flags`."""
-    from edgespec.models import catalogue
-    from edgespec.settings import hub_reference
-
-    meant = shlex.quote(text)
-    if text.endswith((".gguf", ".onnx")) or catalogue.lookup(text) is not None:
-        return f"; did you mean -m {meant}?"
-    fetches = "-hf" in flags
-    if fetches and hub_reference.find(text):
-        return f"; did you mean -hf {meant}?"
-    if "-p" in flags:
-        return f"; did you mean -p {meant}?"
-    elsewhere = ", -hf fetches USER/REPO from Hugging Face" * fetches
-    return f": -m names a model's file{elsewhere}"
 
 
 def command_module(name: str) -> Any:
