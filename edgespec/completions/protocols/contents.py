@@ -2,61 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from edgespec.chat.messages import left_out
 from edgespec.completions.requests import RequestError
 
-UNREAD = "models here read text only"
+
+@contextmanager
+def reading(where: str, param: str) -> Iterator[None]:
+    """Context manager that names the place of what is not as a protocol has it. Raises
+    RequestError."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except KeyError as error:
+        raise RequestError(f"{where}.{error.args[0]} is missing", param) from error
+    except ValueError as error:
+        raise RequestError(f"{where}: {error}", param) from error
+    except (TypeError, AttributeError) as error:
+        raise RequestError(f"{where} has a value of a wrong type", param) from error
 
 
-def as_text(
-    content: object, where: str, param: str, kinds: Collection[str], is_result: bool = False
-) -> str:
-    """The text of content that is text, or parts of one of the `kinds` with a field `text`.
-
-    A note stands for other parts of a tool's result, which stay in a conversation. Raises
-    RequestError, which says `where` it stands in the field `param`.
-    """
+def text_of(content: Any, is_result: bool = False) -> str:
+    """The text of content; a note stands for other parts of a tool's result. Raises ValueError."""
     if isinstance(content, str):
         return content
-    texts = []
-    for n, part in enumerate(as_list(content, where, param)):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if is_result and isinstance(kind, str) and kind not in kinds:
-            texts.append(left_out(kind))
-        else:
-            texts.append(part_text(part, f"{where}.{n}", param, kinds))
-    return "".join(texts)
+    if not isinstance(content, list):
+        raise ValueError("content must be text or a list of parts")
+    return "".join(part_text(part, is_result) for part in content)
 
 
-def part_text(part: object, where: str, param: str, kinds: Collection[str]) -> str:
+def part_text(part: Any, is_result: bool = False) -> str:
     """The text of one part."""
-    fields = as_object(part, where, param)
-    kind = fields.get("type")
-    if kind not in kinds:
-        raise RequestError(f"{where} is of type {kind!r}: {UNREAD}", param)
-    return text_field(fields, "text", where, param)
+    match part:
+        case {"text": str(text)} | {"type": "refusal", "refusal": str(text)}:
+            return text
+        case {"type": "document", "source": {"type": "text", "data": str(text)}}:
+            return text
+        case {"type": str(kind)} if not kind.endswith("text"):
+            if is_result:
+                return left_out(kind)
+            raise ValueError(f"a part is of type {kind!r}: models here read text only")
+    raise ValueError("a part of content must be an object with text")
 
 
-def text_field(fields: Mapping[str, Any], name: str, where: str, param: str) -> str:
-    """A field that must be text."""
-    value = fields.get(name)
+def string(value: Any) -> str:
+    """The value, which must be text. Raises ValueError."""
     if not isinstance(value, str):
-        raise RequestError(f"{where}.{name} must be text", param)
-    return value
-
-
-def as_object(value: object, where: str, param: str) -> Mapping[str, Any]:
-    """The value, which must be an object."""
-    if not isinstance(value, Mapping):
-        raise RequestError(f"{where} must be an object", param)
-    return value
-
-
-def as_list(value: object, where: str, param: str) -> list[Any]:
-    """The value, which must be a list."""
-    if not isinstance(value, list):
-        raise RequestError(f"{where} must be text or a list", param)
+        raise ValueError(f"{value!r:.40} must be text")
     return value

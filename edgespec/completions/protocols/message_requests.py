@@ -12,14 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from edgespec.completions.protocols.contents import (
-    UNREAD,
-    as_list,
-    as_object,
-    as_text,
-    part_text,
-    text_field,
-)
+from edgespec.completions.protocols.contents import part_text, reading, string, text_of
 from edgespec.completions.protocols.request_parts import RequestPart
 from edgespec.completions.protocols.request_schemas import TURNS
 from edgespec.completions.requests import (
@@ -30,8 +23,6 @@ from edgespec.completions.requests import (
     callable_tools,
 )
 from edgespec.settings.config import INT32_MAX
-
-_TEXT = ("text",)
 
 
 class Thinking(RequestPart):
@@ -118,12 +109,16 @@ class CountRequest(ParsedRequest):
         return fields
 
     def _messages(self) -> list[dict[str, Any]]:
-        reader = _Turns()
+        messages: list[dict[str, Any]] = []
         if self.system:
-            reader.system(self.system)
+            with reading("system", "system"):
+                blocks = [self.system] if isinstance(self.system, str) else self.system
+                texts = [text_of(one if isinstance(one, str) else [one]) for one in blocks]
+            messages.append({"role": "system", "content": "\n\n".join(texts)})
         for place, message in enumerate(self.messages):
-            reader.read(message, f"messages.{place}")
-        return reader.messages
+            with reading(f"messages.{place}", "messages"):
+                _add(messages, message)
+        return messages
 
 
 class MessagesRequest(CountRequest):
@@ -148,124 +143,56 @@ class MessagesRequest(CountRequest):
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    name = text_field(tool, "name", where, "tools")
-    schema = as_object(tool.get("input_schema"), f"{where}.input_schema", "tools")
-    function = {"name": name, "parameters": dict(schema)}
-    if tool.get("description"):
-        function["description"] = text_field(tool, "description", where, "tools")
-    return {"type": "function", "function": function}
+    with reading(where, "tools"):
+        schema = dict(tool["input_schema"])
+        function = {"name": string(tool["name"]), "parameters": schema}
+        if tool.get("description"):
+            function["description"] = string(tool["description"])
+        return {"type": "function", "function": function}
 
 
 def _choice(choice: ToolChoice) -> Any:
-    match choice.type:
-        case "tool":
-            return {"type": "function", "function": {"name": choice.name or ""}}
-        case "any":
-            return "required"
-        case kind:
-            return kind
+    if choice.type == "tool":
+        return {"type": "function", "function": {"name": choice.name or ""}}
+    return "required" if choice.type == "any" else choice.type
 
 
-class _Turns:
-    """Messages in the format of chat requests, read so far."""
-
-    def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-
-    def system(self, system: str | list[dict[str, Any]]) -> None:
-        texts = (
-            [system]
-            if isinstance(system, str)
-            else [
-                part_text(block, f"system.{place}", "system", _TEXT)
-                for place, block in enumerate(system)
-            ]
-        )
-        self.messages.append({"role": "system", "content": "\n\n".join(texts)})
-
-    def read(self, message: Mapping[str, Any], where: str) -> None:
-        role, content = message.get("role"), message.get("content")
-        blocks = (
-            [{"type": "text", "text": content}]
-            if isinstance(content, str)
-            else as_list(content, f"{where}.content", "messages")
-        )
-        places = [
-            (as_object(block, f"{where}.content.{n}", "messages"), f"{where}.content.{n}")
-            for n, block in enumerate(blocks)
-        ]
-        match role:
-            case "assistant":
-                self._assistant(places)
-            case "user":
-                self._user(places)
-            case "system":
-                texts = [part_text(block, at, "messages", _TEXT) for block, at in places]
-                self.messages.append({"role": "system", "content": "".join(texts)})
-            case _:
-                raise RequestError(f"{where}.role must be user or assistant", "messages")
-
-    def _user(self, blocks: list[tuple[Mapping[str, Any], str]]) -> None:
-        """Results of tools are messages of their own, as in chat requests."""
-        texts: list[str] = []
-        for block, where in blocks:
+def _add(messages: list[dict[str, Any]], turn: Mapping[str, Any]) -> None:
+    """Add a turn; results of tools are messages of their own, as in chat requests."""
+    role, content = turn.get("role"), turn["content"]
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if role == "assistant":
+        messages.append(_assistant(blocks))
+    elif role == "system":
+        messages.append({"role": "system", "content": text_of(content)})
+    elif role == "user":
+        for block in blocks:
             if block.get("type") == "tool_result":
-                self._say("user", texts)
-                self.messages.append(_result(block, where))
+                text = text_of(block.get("content") or "", is_result=True)
+                called = string(block["tool_use_id"])
+                messages.append({"role": "tool", "tool_call_id": called, "content": text})
+            elif messages and messages[-1]["role"] == "user":  # turns alternate
+                messages[-1]["content"] += "\n\n" + part_text(block)
             else:
-                texts.append(_user_text(block, where))
-        self._say("user", texts)
-
-    def _assistant(self, blocks: list[tuple[Mapping[str, Any], str]]) -> None:
-        message: dict[str, Any] = {"role": "assistant", "content": ""}
-        for block, where in blocks:
-            match block.get("type"):
-                case "text":
-                    message["content"] += text_field(block, "text", where, "messages")
-                case "thinking":
-                    text = text_field(block, "thinking", where, "messages")
-                    message["reasoning_content"] = message.get("reasoning_content", "") + text
-                case "redacted_thinking":
-                    pass
-                case "tool_use":
-                    message.setdefault("tool_calls", []).append(_call(block, where))
-                case kind:
-                    raise RequestError(f"{where} is of type {kind!r}: {UNREAD}", "messages")
-        self.messages.append(message)
-
-    def _say(self, role: str, texts: list[str]) -> None:
-        """Add texts to the last message, if it has the same role, since turns alternate."""
-        if not texts:
-            return
-        last = self.messages[-1] if self.messages else {}
-        if last.get("role") == role:
-            texts.insert(0, last["content"])
-            self.messages.pop()
-        self.messages.append({"role": role, "content": "\n\n".join(texts)})
-        texts.clear()
+                messages.append({"role": "user", "content": part_text(block)})
+    else:
+        raise ValueError("role must be user or assistant")
 
 
-def _user_text(block: Mapping[str, Any], where: str) -> str:
-    if block.get("type") == "document":
-        source = as_object(block.get("source"), f"{where}.source", "messages")
-        if source.get("type") == "text":
-            return text_field(source, "data", f"{where}.source", "messages")
-    return part_text(block, where, "messages", _TEXT)
-
-
-def _result(block: Mapping[str, Any], where: str) -> dict[str, Any]:
-    identity = text_field(block, "tool_use_id", where, "messages")
-    content = block.get("content")
-    where = f"{where}.content"
-    text = "" if content is None else as_text(content, where, "messages", _TEXT, is_result=True)
-    return {"role": "tool", "tool_call_id": identity, "content": text}
-
-
-def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
-    arguments = as_object(block.get("input"), f"{where}.input", "messages")
-    function = {
-        "name": text_field(block, "name", where, "messages"),
-        "arguments": json.dumps(arguments, ensure_ascii=False),
-    }
-    identity = text_field(block, "id", where, "messages")
-    return {"id": identity, "type": "function", "function": function}
+def _assistant(blocks: list[Mapping[str, Any]]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    for block in blocks:
+        match block.get("type"):
+            case "thinking":
+                text = message.get("reasoning_content", "") + string(block["thinking"])
+                message["reasoning_content"] = text
+            case "tool_use":
+                arguments = json.dumps(dict(block["input"]), ensure_ascii=False)
+                function = {"name": string(block["name"]), "arguments": arguments}
+                call = {"id": string(block["id"]), "type": "function", "function": function}
+                message.setdefault("tool_calls", []).append(call)
+            case "redacted_thinking":
+                pass
+            case _:
+                message["content"] += part_text(block)
+    return message

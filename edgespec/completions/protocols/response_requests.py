@@ -12,13 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from edgespec.completions.protocols.contents import (
-    as_list,
-    as_object,
-    as_text,
-    part_text,
-    text_field,
-)
+from edgespec.completions.protocols.contents import reading, string, text_of
 from edgespec.completions.protocols.request_parts import RequestPart
 from edgespec.completions.protocols.request_schemas import ITEMS
 from edgespec.completions.requests import (
@@ -32,8 +26,6 @@ from edgespec.completions.requests import (
 )
 from edgespec.settings.config import INT32_MAX
 
-INPUT_KINDS = ("input_text", "text")
-OUTPUT_KINDS = _RESULT_KINDS = ("output_text", "input_text", "text")
 LOGPROBS = "message.output_text.logprobs"
 """Value of `include` that asks for log probabilities."""
 _PASSED = frozenset(
@@ -124,7 +116,8 @@ class ResponsesRequest(ParsedRequest):
             reader.messages.append({"role": "system", "content": self.instructions})
         n_earlier = len(items) - (1 if isinstance(self.input, str) else len(self.input))
         for place, item in enumerate(items):
-            reader.read(item, f"input.{max(0, place - n_earlier)}")
+            with reading(f"input.{max(0, place - n_earlier)}", "input"):
+                reader.read(item)
         fields: dict[str, Any] = {
             "messages": reader.messages,
             "max_completion_tokens": self.max_output_tokens,
@@ -150,8 +143,8 @@ class ResponsesRequest(ParsedRequest):
         tools = [_tool(tool, at) for at, tool in callable_tools(self.tools or (), "function")]
         choice = self.tool_choice
         if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-            allowed = as_list(choice.get("tools"), "tool_choice.tools", "tool_choice")
-            names = [one.get("name") for one in allowed if isinstance(one, dict)]
+            with reading("tool_choice.tools", "tool_choice"):
+                names = [one.get("name") for one in choice["tools"]]
             tools = [tool for tool in tools if tool["function"]["name"] in names]
             choice = choice.get("mode", "auto")
         elif isinstance(choice, dict):
@@ -165,11 +158,10 @@ class ResponsesRequest(ParsedRequest):
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    text_field(tool, "name", where, "tools")
-    function = {
-        name: tool[name] for name in ("name", "description", "parameters") if tool.get(name)
-    }
-    return {"type": "function", "function": function}
+    with reading(where, "tools"):
+        string(tool["name"])
+    names = ("name", "description", "parameters")
+    return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name)}}
 
 
 class _Items:
@@ -179,78 +171,30 @@ class _Items:
         self.messages: list[dict[str, Any]] = []
         self._reasoning = ""
 
-    def read(self, item: object, where: str) -> None:
-        fields = as_object(item, where, "input")
-        match fields.get("type"):
+    def read(self, item: Any) -> None:
+        match item.get("type"):
             case None | "message":
-                self._message(fields, where)
+                self._add(string(item["role"]), text_of(item.get("content")))
             case "function_call":
-                self._call(fields, where)
+                names = ("name", "arguments")
+                function = {name: string(item[name]) for name in names}
+                call = {"id": string(item["call_id"]), "type": "function", "function": function}
+                last = self.messages[-1] if self.messages else {}
+                if last.get("role") != "assistant" or self._reasoning:
+                    self._add("assistant", "")
+                self.messages[-1].setdefault("tool_calls", []).append(call)
             case "function_call_output":
-                self.messages.append(
-                    {
-                        "role": "tool",
-                        "tool_call_id": text_field(fields, "call_id", where, "input"),
-                        "content": as_text(
-                            fields.get("output"), f"{where}.output", "input", _RESULT_KINDS, True
-                        ),
-                    }
-                )
+                self._add("tool", text_of(item["output"], is_result=True))
+                self.messages[-1]["tool_call_id"] = string(item["call_id"])
             case "reasoning":
-                self._reasoning += _reasoning_text(fields, where)
-            case str(kind):  # calls of tools that other servers have, and what they returned
-                told = {k: v for k, v in fields.items() if k not in _UNTOLD and v is not None}
-                role = "user" if kind.endswith("_output") else "assistant"
-                text = json.dumps(told, ensure_ascii=False)
-                self.messages.append(self._assistant({"content": f"[{kind}] {text}"}, role))
-            case kind:
-                raise RequestError(f"{where}.type is {kind!r}: it must be text", "input")
+                self._reasoning += text_of(item.get("content") or item.get("summary") or "")
+            case kind:  # calls of tools that other servers have, and what they returned
+                told = {k: v for k, v in item.items() if k not in _UNTOLD and v is not None}
+                role = "user" if string(kind).endswith("_output") else "assistant"
+                self._add(role, f"[{kind}] {json.dumps(told, ensure_ascii=False)}")
 
-    def _message(self, fields: Mapping[str, Any], where: str) -> None:
-        role = text_field(fields, "role", where, "input")
-        content = fields.get("content")
-        if role == "assistant":
-            text = _assistant_text(content, f"{where}.content")
-            self.messages.append(self._assistant({"content": text}))
-        else:
-            text = as_text(content, f"{where}.content", "input", INPUT_KINDS)
-            self.messages.append({"role": role, "content": text})
-
-    def _call(self, fields: Mapping[str, Any], where: str) -> None:
-        names = ("call_id", "name", "arguments")
-        identity, name, arguments = (text_field(fields, n, where, "input") for n in names)
-        call = {
-            "id": identity,
-            "type": "function",
-            "function": {"name": name, "arguments": arguments},
-        }
-        if self.messages and self.messages[-1]["role"] == "assistant" and not self._reasoning:
-            self.messages[-1].setdefault("tool_calls", []).append(call)
-        else:
-            self.messages.append(self._assistant({"content": "", "tool_calls": [call]}))
-
-    def _assistant(self, message: dict[str, Any], role: str = "assistant") -> dict[str, Any]:
+    def _add(self, role: str, content: str) -> None:
+        message = {"role": role, "content": content}
         if self._reasoning and role == "assistant":
-            message["reasoning_content"] = self._reasoning
-            self._reasoning = ""
-        return {"role": role, **message}
-
-
-def _assistant_text(content: object, where: str) -> str:
-    if not isinstance(content, list):
-        return as_text(content, where, "input", OUTPUT_KINDS)
-    texts = []
-    for place, part in enumerate(content):
-        if isinstance(part, Mapping) and part.get("type") == "refusal":
-            texts.append(text_field(part, "refusal", f"{where}.{place}", "input"))
-        else:
-            texts.append(part_text(part, f"{where}.{place}", "input", OUTPUT_KINDS))
-    return "".join(texts)
-
-
-def _reasoning_text(fields: Mapping[str, Any], where: str) -> str:
-    """The reasoning of an item: its text, otherwise its summary."""
-    for name, kind in (("content", "reasoning_text"), ("summary", "summary_text")):
-        if parts := fields.get(name):
-            return as_text(parts, f"{where}.{name}", "input", (kind,))
-    return ""
+            message["reasoning_content"], self._reasoning = self._reasoning, ""
+        self.messages.append(message)

@@ -148,13 +148,16 @@ def test_tokens_of_a_conversation_are_counted() -> None:
         ({"max_tokens": 0}, "max_tokens: it must be greater"),
         ({"model": None}, "model is missing"),
         ({"messages": []}, "messages: "),
-        ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role must be user"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content must be text or"),
-        ({"messages": [{"role": "user", "content": [5]}]}, "messages.0.content.0 must be an"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0: role must be user"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0 has a value of a wrong type"),
+        (
+            {"messages": [{"role": "user", "content": [5]}]},
+            "messages.0 has a value of a wrong type",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "read text only"),
         ({"messages": [{"role": "assistant", "content": [{"type": "image"}]}]}, "read text only"),
         ({"tools": [{"type": "web_search_20250305", "name": "a"}]}, "web_search_20250305"),
-        ({"tools": [{"name": "a"}]}, "tools.0.input_schema must be an object"),
+        ({"tools": [{"name": "a"}]}, "tools.0.input_schema is missing"),
         ({"tool_choice": {"type": "tool", "name": "b"}, "tools": [WEATHER]}, "names 'b'"),
         ({"tool_choice": {"type": "any"}}, "tools is empty"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
@@ -210,5 +213,5 @@ def test_a_budget_of_thinking_is_one_of_reasoning() -> None:
 
 def test_an_error_tells_the_place_of_its_block() -> None:
     content = [{"type": "text", "text": "a"}, {"type": "image"}]
-    with pytest.raises(RequestError, match=r"^messages\.0\.content\.1 is of type 'image'"):
+    with pytest.raises(RequestError, match=r"^messages\.0: a part is of type 'image'"):
         MessagesRequest.parse(asked(messages=[{"role": "user", "content": content}])).chat_request()
