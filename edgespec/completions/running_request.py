@@ -15,7 +15,13 @@ from typing import Self
 
 from edgespec.completions import answers
 from edgespec.completions.answers import Answer, Envelope, Usage
-from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Told, delta_of
+from edgespec.completions.protocols.answer_parts import (
+    AnswerPart,
+    Change,
+    Told,
+    delta_of,
+    message_of,
+)
 from edgespec.completions.requests import RequestError
 from edgespec.completions.writing import MessageWriter
 from edgespec.concurrency.owning import Closeable
@@ -68,9 +74,18 @@ class Completion(Closeable):
     Both end its generations; `cancel` and `close` do so early, from any thread.
     """
 
-    def __init__(self, sources: Sequence[ChoiceSource], delivery: Delivery) -> None:
+    def __init__(
+        self,
+        sources: Sequence[ChoiceSource],
+        delivery: Delivery,
+        new_writer: Callable[[], MessageWriter] = MessageWriter,
+    ) -> None:
         """Start the first generation; raises its errors."""
         self._delivery = delivery
+        self._new_writer = new_writer
+        self.parts: list[AnswerPart] = []
+        """The parts of the current choice so far; `finish_reason` is that of its end."""
+        self.finish_reason = "stop"
         self.pool_bytes = delivery.pool_bytes
         self._piece_of = delivery.piece_of
         self._waiting = deque(sources[1:])
@@ -165,7 +180,8 @@ class Completion(Closeable):
 
     def _progress_chunk(self, progress: PromptProgress) -> Answer:
         """A chunk without text, with the progress as llama.cpp's server sends it."""
-        (choice, *_) = self._indexed(self._no_text())
+        empty = self._part(Told(None, ""))
+        (choice, *_) = self._indexed((empty or {}) | {"finish_reason": None})
         return self._delivery.envelope.chunk(choice) | {"prompt_progress": asdict(progress)}
 
     def _generations(self) -> Iterator[ChoiceSource]:
@@ -213,8 +229,14 @@ class Completion(Closeable):
     def _events(self) -> Iterator[Item]:
         """The items of the current generation, which is counted at its end."""
         self._has_begun = True
+        splitter = self._new_writer().new_splitter()
         for event in self._tokens:
             self._begin_others()
+            if isinstance(event, TokenEvent):
+                was_reasoning = splitter.is_reasoning
+                splitter.push(event.text)
+                if was_reasoning or splitter.is_reasoning:
+                    self._usage.reasoning_tokens += len(self._source.indices)
             yield event
         self._count()
 
@@ -248,49 +270,6 @@ class Completion(Closeable):
         tokens = (event for event in self._events() if isinstance(event, TokenEvent))
         return [event for event in tokens if event.logprobs is not None]
 
-    def _choice(self) -> Answer:
-        raise NotImplementedError
-
-    def _choices(self) -> Iterator[Answer | PromptProgress]:
-        raise NotImplementedError
-
-    def _no_text(self) -> Answer:
-        """A choice of a chunk without text."""
-        raise NotImplementedError
-
-    def _with_origins(self, choice: Answer, events: Sequence[TokenEvent]) -> Answer:
-        """A choice of a chunk, with the sources of its tokens if they are wanted."""
-        if not self._delivery.tells_origins:
-            return choice
-        return choice | {"origins": answers.origins(events)}
-
-
-class ChatCompletion(Completion):
-    """A running chat request; each choice is an assistant message."""
-
-    def __init__(
-        self,
-        sources: Sequence[ChoiceSource],
-        delivery: Delivery,
-        new_writer: Callable[[], MessageWriter],
-    ) -> None:
-        super().__init__(sources, delivery)
-        self._new_writer = new_writer
-        self.parts: list[AnswerPart] = []
-        """The parts of the current choice so far; `finish_reason` is that of its end."""
-        self.finish_reason = "stop"
-
-    def _events(self) -> Iterator[Item]:
-        """The items of the current generation, of which those that are reasoning are counted."""
-        splitter = self._new_writer().new_splitter()
-        for event in super()._events():
-            if isinstance(event, TokenEvent):
-                was_reasoning = splitter.is_reasoning
-                splitter.push(event.text)
-                if was_reasoning or splitter.is_reasoning:
-                    self._usage.reasoning_tokens += len(self._source.indices)
-            yield event
-
     def told(self) -> Iterator[Told]:
         """The stream as changes of the answer's parts, for protocols other than OpenAI's."""
         with self:
@@ -311,19 +290,17 @@ class ChatCompletion(Completion):
         for part in self.parts:
             if part.kind == "text" and logged:
                 part.logprobs = logged["content"]
-        return answers.chat_choice(writer.message, self.finish_reason, events, self._piece_of)
-
-    def _no_text(self) -> Answer:
-        return answers.chat_delta({})
+        return self._whole_choice(events)
 
     def _choices(self) -> Iterator[Answer | PromptProgress]:
-        yield answers.chat_delta({"role": "assistant", "content": ""})
+        yield from self._opening()
         for told in self._told():
             if isinstance(told, PromptProgress):
                 yield told
-            elif (delta := {} if told.change is None else delta_of(told.change)) is not None:
-                choice = answers.chat_delta(delta, told.finish_reason, told.events, self._piece_of)
-                yield self._with_origins(choice, told.events)
+            elif (choice := self._part(told)) is not None:
+                if self._delivery.tells_origins:
+                    choice |= {"origins": answers.origins(told.events)}
+                yield choice
 
     def _told(self) -> Iterator[Told | PromptProgress]:
         """Changes of the current generation's parts, and its end."""
@@ -353,43 +330,53 @@ class ChatCompletion(Completion):
         self.finish_reason = self._finish_reason(writer.has_calls)
         yield Told(None, self.finish_reason, events=tuple(waiting))
 
+    def _whole_choice(self, events: Sequence[TokenEvent]) -> Answer:
+        """The choice that the parts make, with the tokens that led to it."""
+        raise NotImplementedError
+
+    def _opening(self) -> Iterable[Answer]:
+        """Choices of chunks before the first token."""
+        raise NotImplementedError
+
+    def _part(self, told: Told) -> Answer | None:
+        """The choice of a chunk that tells a change or the end; None if it has none."""
+        raise NotImplementedError
+
+
+class ChatCompletion(Completion):
+    """A running chat request; each choice is an assistant message."""
+
+    def _whole_choice(self, events: Sequence[TokenEvent]) -> Answer:
+        message = message_of(self.parts)
+        return answers.chat_choice(message, self.finish_reason, events, self._piece_of)
+
+    def _opening(self) -> Iterable[Answer]:
+        return (answers.chat_delta({"role": "assistant", "content": ""}),)
+
+    def _part(self, told: Told) -> Answer | None:
+        delta = {} if told.change is None else delta_of(told.change)
+        if delta is None:
+            return None
+        return answers.chat_delta(delta, told.finish_reason, told.events, self._piece_of)
+
 
 class TextCompletion(Completion):
     """A running completion request; each choice continues a prompt."""
 
-    def _choice(self) -> Answer:
-        events = self._logged_events()
+    def _whole_choice(self, events: Sequence[TokenEvent]) -> Answer:
+        echo, reason = self._source.echo, self.finish_reason
+        text = echo + self.result.text
+        return answers.text_choice(text, reason, events, self._piece_of, len(echo))
+
+    def _opening(self) -> Iterable[Answer]:
         echo = self._source.echo
-        reason = self._finish_reason()
-        return answers.text_choice(
-            echo + self.result.text, reason, events, self._piece_of, len(echo)
-        )
+        self._offset = len(echo)
+        return (answers.text_choice(echo, None, (), self._piece_of),) if echo else ()
 
-    def _no_text(self) -> Answer:
-        return answers.text_choice("", None, (), self._piece_of)
-
-    def _choices(self) -> Iterator[Answer | PromptProgress]:
-        echo = self._source.echo
-        offset = len(echo)
-        if echo:
-            yield answers.text_choice(echo, None, (), self._piece_of)
-        waiting: list[TokenEvent] = []
-        n_characters = 0
-        for event in self._events():
-            if isinstance(event, PromptProgress):
-                yield event
-                continue
-            waiting.append(event)
-            if event.text:
-                yield self._part(event.text, None, waiting, offset)
-                n_characters += len(event.text)
-                offset += len(event.text)
-                waiting = []
-        rest = self.result.text[n_characters:]
-        yield self._part(rest, self._finish_reason(), waiting, offset)
-
-    def _part(
-        self, text: str, reason: str | None, events: Sequence[TokenEvent], offset: int
-    ) -> Answer:
-        choice = answers.text_choice(text, reason, events, self._piece_of, offset)
-        return self._with_origins(choice, events)
+    def _part(self, told: Told) -> Answer | None:
+        text = "" if told.change is None else told.change.text
+        if not text and told.finish_reason is None:
+            return None
+        offset = self._offset
+        self._offset += len(text)
+        return answers.text_choice(text, told.finish_reason, told.events, self._piece_of, offset)

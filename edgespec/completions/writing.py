@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from edgespec.chat.call_marks import BLOCKS
 from edgespec.chat.prompts import ChatPrompt
-from edgespec.chat.reasoning import Part
+from edgespec.chat.reasoning import Part, ReasoningSplitter
 from edgespec.completions.calls import OpenCall, Parameters, ToolCall
 from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Kind, message_of
 from edgespec.completions.tool_calls import CallSplitter
@@ -21,19 +22,20 @@ def new_call_id() -> str:
 class MessageWriter:
     """Builds an assistant message, part by part, from its text.
 
-    `tools` are the names of callable tools, or their parameters' schemas by name.
+    Without a `prompt` it has one text. `tools` are the names of callable tools, or their
+    parameters' schemas by name.
     """
 
     def __init__(
         self,
-        prompt: ChatPrompt,
-        tools: Collection[str] | Mapping[str, Parameters],
+        prompt: ChatPrompt | None = None,
+        tools: Collection[str] | Mapping[str, Parameters] = (),
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
         self.parts: list[AnswerPart] = []
-        self.new_splitter = prompt.splitter
+        self.new_splitter = partial(ReasoningSplitter, None) if prompt is None else prompt.splitter
         """Returns a splitter of reasoning for the beginning of the text."""
-        self._reasoning = prompt.splitter()
+        self._reasoning = self.new_splitter()
         self._tools = tools
         self._calls = CallSplitter(tools) if tools else None
         self._new_id = new_id

@@ -12,11 +12,11 @@ from typing import Any
 
 from edgespec.completions.answers import Answer
 from edgespec.completions.protocols.answer_parts import Told, message_of
-from edgespec.completions.protocols.dialect import Asked, Dialect, Event, ToldParts, parts_of
+from edgespec.completions.protocols.dialect import Asked, Dialect, Event, ToldParts
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.refusals import Refusal
 from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
-from edgespec.completions.running_request import ChatCompletion, Completion
+from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
 from edgespec.server.llama_routes import as_fields
 
@@ -95,18 +95,13 @@ class OllamaReply:
         self._chats = chats
 
     def whole(self, answer: Answer, completion: Completion) -> Answer:
-        if not isinstance(completion, ChatCompletion):
-            return self._last(answer["choices"][0]["text"], completion, answer)
-        return self._last(message_of(completion.parts), completion, answer)
+        return self._last(message_of(completion.parts), completion)
 
-    def stream(self, completion: Completion) -> Completion | ToldParts:
-        return ToldParts(completion) if isinstance(completion, ChatCompletion) else completion
+    def stream(self, completion: Completion) -> ToldParts:
+        return ToldParts(completion)
 
-    def chunk(self, told: Any, completion: Completion) -> Iterable[Event]:
-        if not isinstance(told, Told):
-            if text := "".join(choice["text"] for choice in told["choices"]):
-                yield Event(self._line(text))
-        elif (change := told.change) is not None and change.part.kind == "call":
+    def chunk(self, told: Told, completion: Completion) -> Iterable[Event]:
+        if (change := told.change) is not None and change.part.kind == "call":
             if change.kind == "ends":
                 yield Event(self._line(message_of([change.part])))
         elif change is not None and change.text:
@@ -114,13 +109,12 @@ class OllamaReply:
             yield Event(self._line({name: change.text}))
 
     def end(self, completion: Completion) -> Iterable[Event]:
-        yield Event(self._last({} if self._chats else "", completion, {}))
+        yield Event(self._last({}, completion))
 
     def failed(self, refusal: Refusal, request_id: str) -> Iterable[Event]:
         yield Event(ollama_error(refusal, request_id))
 
-    def _line(self, told: Mapping[str, Any] | str, is_last: bool = False) -> Answer:
-        message: Mapping[str, Any] = {"content": told} if isinstance(told, str) else told
+    def _line(self, message: Mapping[str, Any], is_last: bool = False) -> Answer:
         content: Answer = {"content": message.get("content") or ""}
         if reasoning := message.get("reasoning_content"):
             content["thinking"] = reasoning
@@ -132,15 +126,11 @@ class OllamaReply:
             content["response"] = content.pop("content")
         return {"model": self._model, "created_at": now(), **content, "done": is_last}
 
-    def _last(
-        self, told: Mapping[str, Any] | str, completion: Completion, answer: Answer
-    ) -> Answer:
+    def _last(self, message: Mapping[str, Any], completion: Completion) -> Answer:
         result, usage = completion.result, completion.usage
-        is_chat = isinstance(completion, ChatCompletion)
-        reason = parts_of(completion).finish_reason if is_chat else None
-        is_cut = reason == "length" or result.finish_reason in ("length", "context")
+        is_cut = completion.finish_reason == "length"
         prompt, decode = result.timings.prompt_s, result.timings.decode_s
-        return self._line(told, is_last=True) | {
+        return self._line(message, is_last=True) | {
             "done_reason": "length" if is_cut else "stop",
             "total_duration": round(1e9 * (prompt + decode)),
             "load_duration": 0,

@@ -14,7 +14,7 @@ from edgespec.completions.answers import Answer
 from edgespec.completions.protocols.answer_parts import Told
 from edgespec.completions.refusals import Refusal
 from edgespec.completions.requests import ChatRequest, CommonRequest, CompletionRequest
-from edgespec.completions.running_request import ChatCompletion, Completion
+from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
 
 
@@ -73,18 +73,12 @@ def is_last(told: Any) -> bool:
     return any(choice["finish_reason"] for choice in told["choices"])
 
 
-def parts_of(completion: Completion) -> ChatCompletion:
-    """The completion of a chat, whose answer has parts."""
-    assert isinstance(completion, ChatCompletion)
-    return completion
-
-
 class ToldParts:
-    """The parts of a chat completion as they are told."""
+    """The parts of a completion as they are told."""
 
     def __init__(self, completion: Completion) -> None:
         self.cancel, self.close = completion.cancel, completion.close
-        self._told = parts_of(completion).told()
+        self._told = completion.told()
 
     def __iter__(self) -> Iterator[Told]:
         return self._told

@@ -9,7 +9,7 @@ from typing import Any
 
 from edgespec.completions.answers import Answer, Usage
 from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Told
-from edgespec.completions.protocols.dialect import Asked, Dialect, Event, ToldParts, parts_of
+from edgespec.completions.protocols.dialect import Asked, Dialect, Event, ToldParts
 from edgespec.completions.protocols.message_requests import MessagesRequest
 from edgespec.completions.refusals import Refusal
 from edgespec.completions.running_request import Completion
@@ -58,7 +58,7 @@ class MessagesReply:
         self._has_begun = False
 
     def whole(self, answer: Answer, completion: Completion) -> Answer:
-        content = [_block(part) for part in parts_of(completion).parts]
+        content = [_block(part) for part in completion.parts]
         return self._message(content, _usage(completion.usage)) | _stop_reason(completion)
 
     def stream(self, completion: Completion) -> ToldParts:
@@ -145,7 +145,7 @@ def _arguments(text: str) -> Any:
 
 
 def _stop_reason(completion: Completion) -> Answer:
-    reason, stopped_by = parts_of(completion).finish_reason, completion.result.stopped_by
+    reason, stopped_by = completion.finish_reason, completion.result.stopped_by
     if stopped_by is not None and reason == "stop":
         return {"stop_reason": "stop_sequence", "stop_sequence": stopped_by}
     return {"stop_reason": _REASONS.get(reason, "end_turn"), "stop_sequence": None}

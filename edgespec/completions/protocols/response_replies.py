@@ -14,7 +14,7 @@ from typing import Any
 
 from edgespec.completions.answers import Answer
 from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Told
-from edgespec.completions.protocols.dialect import Asked, Dialect, Event, ToldParts, parts_of
+from edgespec.completions.protocols.dialect import Asked, Dialect, Event, ToldParts
 from edgespec.completions.protocols.response_requests import ResponsesRequest
 from edgespec.completions.refusals import Refusal
 from edgespec.completions.requests import RequestError
@@ -71,7 +71,7 @@ class ResponsesReply:
         self._model = completions.model
 
     def whole(self, answer: Answer, completion: Completion) -> Answer:
-        for part in parts_of(completion).parts:
+        for part in completion.parts:
             self._begin(part)
         self._store(completion)
         return self._response(_status(completion), completion)
@@ -98,7 +98,7 @@ class ResponsesReply:
 
     def _store(self, completion: Completion) -> None:
         if self._request.store:
-            output = [self._item(part, "completed") for part in parts_of(completion).parts]
+            output = [self._item(part, "completed") for part in completion.parts]
             self._stored.add(self._id, [*self._request.all_items, *map(reference, output)], output)
 
     def waiting(self) -> Iterator[Event]:
@@ -177,7 +177,7 @@ class ResponsesReply:
     def _response(self, status: str, completion: Completion | None = None) -> Answer:
         """The response object, whose output is there once the completion has ended."""
         asked, usual = self._request, self._usual
-        parts = parts_of(completion).parts if completion is not None else []
+        parts = completion.parts if completion is not None else []
         last = len(parts) - 1
         statuses = [status if part.index == last else "completed" for part in parts]
         output = [self._item(part, one) for part, one in zip(parts, statuses, strict=True)]
@@ -222,7 +222,7 @@ class ResponsesReply:
 
 
 def _status(completion: Completion) -> str:
-    return "incomplete" if parts_of(completion).finish_reason == "length" else "completed"
+    return "incomplete" if completion.finish_reason == "length" else "completed"
 
 
 def _content(part: AnswerPart) -> Answer:
