@@ -11,7 +11,6 @@ from edgespec import runtimes
 from edgespec.cli import command_line
 from edgespec.diagnosis import machine
 from edgespec.errors import WeightReadError
-from edgespec.files.json_file import JsonFile
 
 pytestmark = pytest.mark.usefixtures("own_cache_folder")
 
@@ -61,13 +60,6 @@ def test_a_runtime_that_is_missing_is_a_note(monkeypatch: pytest.MonkeyPatch) ->
     assert [(finding.level, finding.says) for finding in libraries] == [
         ("note", "install it with: pip install x")
     ]
-
-
-def test_what_is_kept_of_experts_is_named(own_cache_folder: Path) -> None:
-    file = JsonFile(own_cache_folder / "experts", "0123", max_files=2)
-    file.write({"shares": []})
-    cache = [finding for finding in machine.examine() if finding.topic == "cache"]
-    assert any(str(file.path.parent) in finding.says for finding in cache)
 
 
 def test_an_outdated_model_in_the_cache_is_named(own_cache_folder: Path) -> None:

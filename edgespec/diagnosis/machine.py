@@ -126,12 +126,6 @@ def _cache() -> Iterator[Finding]:
         if cache_folder.is_outdated(path, embedded_pair().target_sha256)
     ]
     yield Finding("cache", str(folder), f"{format_size(taken)} in it")
-    experts = cache_folder.experts()
-    if mixtures := list(experts.glob("*.json")):
-        taken = sum(path.stat().st_size for path in mixtures)
-        yield Finding(
-            "cache", "experts", f"which of them tokens chose, {format_size(taken)} in {experts}",
-        )  # fmt: skip
     if not os.access(folder, os.W_OK):
         yield Finding(
             "cache", "not writable", "what cannot be kept slows every start", "problem",

@@ -53,11 +53,6 @@ def calibrations() -> Path:
     return folder() / "calibrations"
 
 
-def experts() -> Path:
-    """Folder of expert usage statistics, one small file per mixture."""
-    return folder() / "experts"
-
-
 def prompts() -> Path:
     """Folder of the prompt cache that servers have where none is named."""
     return folder() / "prompts"

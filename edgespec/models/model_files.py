@@ -25,7 +25,7 @@ def files_of(model: Path) -> list[Path]:
 
 def copies() -> list[Path]:
     """Converted copies of models that runtimes keep in the cache and may read instead."""
-    others = {cache_folder.calibrations(), cache_folder.experts(), cache_folder.drafts()}
+    others = {cache_folder.calibrations(), cache_folder.drafts()}
     inside = cache_folder.folder().glob("*/[!.]*")
     return sorted(path for path in inside if path.is_file() and path.parent not in others)
 

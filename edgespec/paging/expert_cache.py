@@ -19,7 +19,6 @@ from edgespec.errors import EdgespecError
 from edgespec.paging.eviction import LeastLikely
 from edgespec.paging.expert_layers import ExpertLayer, chosen_experts
 from edgespec.paging.expert_memory import ExpertMemory, Slice
-from edgespec.paging.expert_shares import ExpertShares
 from edgespec.paging.reader import Reader
 from edgespec.paging.slice_reads import Entry, SliceRead, SliceReads
 from edgespec.tracing.spans import OFF, Trace, Track
@@ -64,18 +63,13 @@ class ExpertCache(Closeable):
         self._group: set[Slice] = set()
         """Slices of the group that is computed now, by layer, matrix and expert."""
         self._acquired: set[tuple[int, int]] = set()
-        self._shares = ExpertShares(layers)
-        self._expected: deque[tuple[int, int]] = deque()
-        """Experts to read before the first pass, the likeliest first."""
         self._cancelled = False
         self._first_row_share = 1.0
         """Share of the experts read for the last choice that its first token chose."""
         self._memory = ExpertMemory(layers, capacity_bytes)
         self._evicted: deque[Slice] = deque()
         """Slices that were evicted for the next reads, which take their memory."""
-        self._reads = SliceReads(
-            layers, self._memory, reader, self._supply, self._read_expected, trace
-        )
+        self._reads = SliceReads(layers, self._memory, reader, self._supply, trace)
         self._lock = self._reads.lock
 
     def address(self, layer: int, matrix: int) -> int:
@@ -100,20 +94,6 @@ class ExpertCache(Closeable):
             bytes_read=self.bytes_read,
             stall_s=self.stall_s,
         )
-
-    @property
-    def shares(self) -> list[bytes]:
-        """Shares of tokens that chose each expert, a byte for each, layer by layer."""
-        with self._lock:
-            return self._shares.to_bytes()
-
-    def expect(self, shares: Sequence[bytes]) -> None:
-        """Go on from the shares of another run: until the first choice, what most tokens chose is
-        read, as far as there is room. Shares of another model are ignored."""
-        with self._lock:
-            if self._shares.load(shares):
-                self._expected.extend(self._shares.likeliest())
-                self._reads.wake()
 
     @property
     def read_s(self) -> float:
@@ -187,7 +167,6 @@ class ExpertCache(Closeable):
         Waits for reads that are under way, and frees the memory of what is evicted.
         """
         with self._lock:
-            self._expected.clear()
             self._reads.wait_until_idle()
             self._capacity = capacity_bytes
             self._make_room(0)
@@ -210,7 +189,6 @@ class ExpertCache(Closeable):
 
     def _count(self, layer: int, chosen: Sequence[int], choices: np.ndarray) -> None:
         present = self._entries[layer]
-        self._expected.clear()
         self._failure(layer, chosen)  # a failure of an earlier pass is forgotten and tried again
         n_missing = sum(expert not in present for expert in chosen)
         n_first = sum(expert not in present for expert in set(choices[:1].ravel().tolist()))
@@ -218,7 +196,6 @@ class ExpertCache(Closeable):
         self._misses += n_missing
         self._hits += len(chosen) - n_missing
         self._eviction.use(layer, choices)
-        self._shares.use(layer, choices)
 
     def _gather(self, layer: int, matrix: int, remaining: Sequence[int]) -> list[int]:
         """A group of as many experts as there is room for, when their slices are read; empty once
@@ -419,14 +396,3 @@ class ExpertCache(Closeable):
         """Free the memory of a slice, unless it is in use in another way."""
         if not self._is_cached(key):
             self._memory.forget(key)
-
-    def _read_expected(self) -> None:
-        """Have the likeliest expert read that is missing, as long as there is free room and no read
-        has failed."""
-        while self._expected:
-            layer, expert = self._expected.popleft()
-            if self.used_bytes + self._room[layer] > self._capacity or self._reads.has_failed:
-                self._expected.clear()
-            elif expert not in self._entries[layer] and self._begin(layer, expert):
-                self._enqueue(layer, [expert])
-                return

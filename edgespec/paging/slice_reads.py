@@ -57,18 +57,14 @@ class SliceReads(Closeable):
         memory: ExpertMemory,
         reader: Reader,
         supply: Callable[[SliceRead], int | None],
-        when_idle: Callable[[], None],
         trace: Trace,
     ) -> None:
-        """`supply` puts memory behind a slice, in the order of the queue, or reserves some.
-        `when_idle` may put reads for later passes; it is called while nothing is to be read."""
+        """`supply` puts memory behind a slice, in the order of the queue, or reserves some."""
         self.lock = threading.Lock()
         self.arrival = threading.Condition(self.lock)
         """Signals that all slices of a matrix that were asked for were read, that one has failed,
         and that waiting must end."""
         self.bytes_read = 0
-        self.has_failed = False
-        """True if the latest read failed."""
         self.is_closing = False
         self._work = threading.Condition(self.lock)
         """Signals that there is something to read."""
@@ -76,7 +72,6 @@ class SliceReads(Closeable):
         self._memory = memory
         self._reader = reader
         self._supply = supply
-        self._when_idle = when_idle
         self._trace = trace
         self._queue: deque[SliceRead] = deque()
         self._pending: Counter[tuple[int, int]] = Counter()
@@ -103,10 +98,6 @@ class SliceReads(Closeable):
         while (self._queue or self._n_reading) and not self.is_closing:
             self.arrival.wait()
 
-    def wake(self) -> None:
-        """Have `when_idle` called if nothing is being read."""
-        self._work.notify()
-
     def close(self) -> None:
         with self.lock:
             self.is_closing = True
@@ -120,7 +111,7 @@ class SliceReads(Closeable):
         """Read queued slices until `close`; runs in each reading thread."""
         while True:
             with self.lock:
-                while not self.is_closing and not self._has_work():
+                while not self.is_closing and not self._queue:
                     self._work.wait()
                 if self.is_closing:
                     return
@@ -128,11 +119,6 @@ class SliceReads(Closeable):
                 self._begin_reading()
                 reserved = self._supply(task)
             self._read(task, reserved)
-
-    def _has_work(self) -> bool:
-        if not self._queue and not self._n_reading:
-            self._when_idle()
-        return bool(self._queue)
 
     def _read(self, task: SliceRead, reserved: int | None) -> None:
         n, failure = 0, None
@@ -148,7 +134,6 @@ class SliceReads(Closeable):
             self.bytes_read += n
             self._end_reading(n)
             task.entry.unread.discard(task.matrix)
-            self.has_failed = failure is not None
             task.entry.failure = task.entry.failure or failure
             self._pending[task.layer, task.matrix] -= 1
             if failure is not None or not self._pending[task.layer, task.matrix]:

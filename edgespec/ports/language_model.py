@@ -196,14 +196,6 @@ class LanguageModel(ABC):
     adjusting: AdjustsWeights | None = None
     """Weights whose memory may change while the model is used; None if all are resident."""
 
-    def expert_shares(self) -> Sequence[bytes]:
-        """Share of tokens that chose each expert, one byte per expert, by layer; empty if experts
-        are not paged."""
-        return ()
-
-    def expect_experts(self, shares: Sequence[bytes]) -> None:
-        """Start with the `expert_shares` of an earlier run; those of another model are ignored."""
-
     def borrow_from(self, target: LanguageModel) -> None:
         """Compute with the weights that the plan has a draft share with its target (SubSpec, arXiv
         2509.18344). They must stay pinned, and the target open. Called before the first pass."""

@@ -35,7 +35,6 @@ from edgespec.session.in_order import InOrder
 from edgespec.session.opening import LoadedModels, open_models, plan
 from edgespec.session.session_budget import BudgetReport, SessionBudget
 from edgespec.session.tokenizer import Tokenizer, chat_prompts
-from edgespec.session.warm_start import warm_start
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadFields, LoadSettings, SamplingFields, SamplingParams
 from edgespec.state.prefix_cache import PrefixCache
@@ -121,17 +120,16 @@ class Session(InOneProcess):
                 self._prefixes = PrefixCache(path, given.prompt_cache_size, target, draft)
         prefixes = self._prefixes.place if self._prefixes is not None else None
         rules = models.settled(engine_settings or EngineSettings())
-        store, release = None, models.close
+        store = None
         if rules.remember:
             store = StateStore(cache_folder.calibrations(), self.target, self.draft)
-            release = warm_start(target, models.close)
         self._engine = Engine(
             target,
             draft,
             rules,
             trace=trace,
             state_store=store,
-            release=release,
+            release=models.close,
             n_grammars=GRAMMARS_AT_ONCE,
             name="the session",
             prefixes=prefixes,

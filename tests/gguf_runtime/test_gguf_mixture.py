@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,13 +13,11 @@ from test_gguf_model import open_paged, open_resident
 
 from edgespec.models import catalogue
 from edgespec.rules.sampling import SamplingParams
-from edgespec.session.warm_start import warm_start
 from edgespec.values import GenerationResult
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
 from engine_cases import AskedEngine as Engine
 from engine_cases import finish
 from expert_routing import record
-from port_calls import prefill
 
 PROMPT = [313, 1624, 760, 644, 83, 2339, 298, 259, 1624, 83, 277, 1694, 259, 360, 2151, 308, 716]
 """def count_words(text): and two lines more."""
@@ -53,31 +50,6 @@ def test_some_experts_are_there_and_others_are_read(drafted: Engine) -> None:
     assert experts is not None
     assert (experts.experts, experts.used) == (16, 4)
     assert 0.1 < experts.hit_rate < 1.0
-
-
-@pytest.mark.slow
-def test_a_second_start_reads_the_usual_experts_before_the_first_pass(
-    big: Path, own_cache_folder: Path
-) -> None:
-    """A file that holds something else is as good as none."""
-    folder = own_cache_folder / "experts"
-    for content in (None, b"{", b'{"shares": ["zz"]}'):
-        target = open_paged(big, share=0.5)
-        for file in folder.glob("*"):
-            assert content is not None
-            file.write_bytes(content)
-        close = warm_start(target, target.close)
-        prefill(target, PROMPT)
-        close()
-        assert len(list(folder.glob("*.json"))) == 1
-    target = open_paged(big, share=0.5)
-    begun = target.paging().bytes_read
-    close = warm_start(target, target.close)
-    deadline = time.monotonic() + 60
-    while target.paging().bytes_read == begun:
-        assert time.monotonic() < deadline, "nothing was read"
-        time.sleep(0.001)
-    close()
 
 
 @pytest.mark.slow

@@ -109,45 +109,6 @@ def test_a_prompt_of_which_the_last_layer_computes_no_token_chooses_nothing(
     assert cache.stats.misses == 0
 
 
-def test_a_second_run_reads_what_most_tokens_chose_before_it_is_asked(
-    opened: Callable[..., tuple],
-) -> None:
-    """Experts are kept as far as there is room, and never what no token chose."""
-    layers = make_layers(2, 4)
-    first, _, _ = opened(layers, n_fitting=8)
-    for chosen in ([0, 2], [0, 3], [0, 2]):
-        for layer in (0, 1):
-            assert first.acquire(layer, choice(chosen))
-            first.release(layer)
-    second, _, _ = opened(layers, n_fitting=4)
-    second.expect(first.shares)
-    wait_until(lambda: second.used_bytes == 4 * room_of(layers))
-    for layer in (0, 1):
-        assert second.acquire(layer, choice([0, 2])) and second.complete(layer)
-    assert (second.stats.hits, second.stats.misses) == (4, 0)
-
-
-def test_what_was_expected_does_not_compete_with_a_pass(opened: Callable[..., tuple]) -> None:
-    layers = make_layers(1, 8)
-    cache, gate, _ = opened(layers, n_fitting=8)
-    gate.open.clear()
-    cache.expect([bytes([255] * 8)])
-    timer = threading.Timer(0.05, gate.open.set)
-    timer.start()
-    assert cache.acquire(0, choice([6, 7])) and cache.complete(0)
-    assert cache.used_bytes <= 3 * room_of(layers)
-    timer.join()
-
-
-@pytest.mark.parametrize("shares", [[], [b"12345"], [b"1234", b"1234"], [b"12345"] * 3])
-def test_shares_of_another_model_are_ignored(
-    opened: Callable[..., tuple], shares: list[bytes]
-) -> None:
-    cache, _, _ = opened(make_layers(2, 5), n_fitting=4)
-    cache.expect(shares)
-    assert cache.shares == [bytes(5), bytes(5)]
-
-
 def test_experts_in_use_make_no_room_for_others(tmp_path: Path) -> None:
     """Though they were used longest ago."""
     layers = make_layers(2, 4)

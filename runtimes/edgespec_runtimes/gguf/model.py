@@ -334,14 +334,6 @@ class GgufModel(KeptTexts):
             self._texts.truncate({target: 0})
             self._texts.share(source, target, n_tokens)
 
-    def expert_shares(self) -> Sequence[bytes]:
-        experts = self._weights.experts if self._weights else None
-        return experts.cache.shares if experts else ()
-
-    def expect_experts(self, shares: Sequence[bytes]) -> None:
-        if self._weights and self._weights.experts:
-            self._weights.experts.cache.expect(shares)
-
     def _release(self) -> None:
         super()._release()
         self._batch.free()
