@@ -30,7 +30,7 @@ from hypothesis.stateful import (
 
 from edgespec.engine.generation import Generation
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import EdgespecError, SessionClosed
+from edgespec.errors import EdgespecError
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest, find
 from edgespec.session.session import LoadedModels, Session
@@ -89,93 +89,12 @@ def _open(path: Path, owner: str, paged: bool) -> LanguageModel:
         prepared.close()
 
 
-def refused(call: Callable[[], object]) -> None:
-    """`call` raises an error of edgespec's."""
-    try:
-        call()
-    except SessionClosed:
-        return
-    raise AssertionError(f"{call} was not refused")
-
-
-# Stories: what once ended the process
-
-
-def a_stream_outlives_its_session(pair: LoadedPair) -> Generation:
-    with pair.load() as session:
-        events = session.stream(PROMPT)
-        next(events)
-    refused(lambda: next(events))
-    return events  # dropped later, by whoever called
-
-
-def everything_is_used_after_closing(pair: LoadedPair) -> None:
-    session = pair.load()
-    session.generate(PROMPT, max_tokens=3)
-    session.close()
-    refused(lambda: session.encode(PROMPT))
-    refused(lambda: session.generate(PROMPT))
-    refused(lambda: session.stream(PROMPT))
-    refused(lambda: session.generate(pair.encoded))
-    session.cancel()
-    session.close()
-
-
-def a_session_is_closed_while_another_thread_generates(pair: LoadedPair) -> None:
-    for n_before in range(8):
-        session = pair.load()
-        generation = session.stream(PROMPT, max_tokens=90)
-        for _ in range(n_before):
-            next(generation)
-        begun = threading.Event()
-
-        def follow(generation: Generation = generation, begun: threading.Event = begun) -> None:
-            begun.set()
-            with suppress(SessionClosed):  # between two tokens
-                for _ in generation:
-                    pass
-
-        thread = threading.Thread(target=follow)
-        thread.start()
-        begun.wait()
-        session.close()
-        thread.join()
-
-
-def a_session_is_forgotten(pair: LoadedPair) -> None:
-    for n_events in (0, 1):
-        session = pair.load()
-        generation = session.stream(PROMPT)
-        for _ in range(n_events):
-            next(generation)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            del session, generation
-            gc.collect()
-        assert [str(warning.message) for warning in caught] == [
-            "a Session was never closed: use `with`, or its close()"
-        ]
-        for thread in threading.enumerate():
-            if thread.name == "edgespec-close":
-                thread.join()
-
-
 def the_process_ends_with_everything_open(pair: LoadedPair) -> tuple[Session, Generation]:
     session = pair.load()
     generation = session.stream(PROMPT)
     next(generation)
     return session, generation
 
-
-STORIES: tuple[Callable[[LoadedPair], object], ...] = (
-    a_stream_outlives_its_session,
-    everything_is_used_after_closing,
-    a_session_is_closed_while_another_thread_generates,
-    a_session_is_forgotten,
-    the_process_ends_with_everything_open,
-)
-
-# The state machine
 
 Task = tuple[Callable[[], object] | None, threading.Event]
 
@@ -384,14 +303,8 @@ def main(kind: str, folder: str, what: str) -> None:
     faulthandler.enable()
     faulthandler.dump_traceback_later(HANG_S, exit=True)
     pair = LoadedPair(kind, Path(folder))
-    if what == "stories":
-        kept = []
-        for story in STORIES:
-            kept.append(story(pair))
-            faulthandler.dump_traceback_later(HANG_S, exit=True)
-            sys.stdout.write(f"{story.__name__}\n")
-            sys.stdout.flush()
-        sys.modules["__main__"].kept = kept  # type: ignore[attr-defined]
+    if what == "open":
+        sys.modules["__main__"].kept = the_process_ends_with_everything_open(pair)  # type: ignore[attr-defined]
         return
     warnings.simplefilter("ignore", ResourceWarning)
     PAIR.append(pair)

@@ -74,10 +74,6 @@ def test_without_agreement_the_target_gives_one_token(tree: OneTree) -> None:
     assert outcome(walked(tree, [0, 1, 2, 3], favouring(4, 2, 5, 6))) == ([0], [4])
 
 
-def test_a_guess_that_was_not_verified_does_not_stand(tree: OneTree) -> None:
-    assert outcome(walked(tree, [0, 3], favouring(1, 6))) == ([0], [1])
-
-
 def test_guesses_that_stand_are_the_drafts_and_the_last_token_is_the_targets(
     tree: OneTree,
 ) -> None:
@@ -124,12 +120,6 @@ def test_tokens_before_a_failure_stand_and_the_failure_is_kept(tree: OneTree) ->
 def test_a_failure_before_the_first_token_is_raised(tree: OneTree) -> None:
     with pytest.raises(ModelError, match="best logit"):
         walked(tree, [0, 1, 2, 3], damaged(0, 1, 2, 5, 6))
-
-
-def test_a_failure_after_the_end_of_the_text_is_none(tree: OneTree) -> None:
-    ending = request(stop=["b"])
-    accepted = walked(tree, [0, 1, 2, 3], damaged(1, 1, 2, 5, 6), ending)
-    assert (outcome(accepted), ending.failure) == (([0], [1]), None)
 
 
 def test_a_failure_at_a_rejected_guess_is_none(tree: OneTree) -> None:

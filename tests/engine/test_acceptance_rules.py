@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.engine.admission import notes_on
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.pool import Draws
@@ -28,7 +27,8 @@ from one_tree import ROOT, OneTree
 LANGUAGE = random_language(3, N_VOCAB)
 OTHER = blend(LANGUAGE, random_language(4, N_VOCAB), 0.4)
 OTHERS = [rule for rule in AcceptanceName if rule.keeps is not Keeps.DRAWS]
-LOSSY = [rule for rule in AcceptanceName if rule.keeps is Keeps.NEITHER]
+
+
 DRAWING = [name for name, rule in ACCEPTANCE_RULES.items() if rule.growth is not None]
 WARM = SamplingParams(temperature=1.0, seed=5)
 
@@ -56,12 +56,6 @@ def test_a_rule_that_changes_the_text_is_told(rule: str) -> None:
         rule,
         AcceptanceName(rule).keeps,
     )
-
-
-def test_exact_replay_needs_no_note() -> None:
-    result = generate(*pair())
-    assert not result.notes
-    assert (result.speculation.acceptance, result.speculation.keeps) == ("exact-replay", "draws")
 
 
 @pytest.mark.costly
@@ -115,25 +109,7 @@ def test_the_end_of_the_context_ends_the_text(rule: str) -> None:
     assert drafted.finish_reason == "context"
 
 
-@pytest.mark.parametrize("rule", OTHERS)
-def test_texts_that_wait_for_one_another_are_told(rule: str) -> None:
-    notes = notes_on(None, ACCEPTANCE_RULES[rule], guesses=True, n_slots=4)
-    assert any("one after the other" in note for note in notes) == (rule in DRAWING)
-
-
 # What is refused
-
-
-@pytest.mark.parametrize("rule", DRAWING)
-def test_rules_that_compare_probabilities_need_a_draft_model(rule: str) -> None:
-    with pytest.raises(UsageError, match="draws guesses from a draft model, and there is none"):
-        Engine(pair()[0], settings=EngineSettings(acceptance=rule))
-
-
-@pytest.mark.parametrize("rule", DRAWING)
-def test_lookups_have_no_probabilities(rule: str) -> None:
-    with pytest.raises(UsageError, match="looked up in the text have none"):
-        EngineSettings(acceptance=rule, lookup=True)
 
 
 class Anything:
@@ -154,21 +130,6 @@ def test_the_drafts_distribution_knows_no_grammar(rule: str) -> None:
         pytest.raises(UsageError, match="cannot follow a grammar"),
     ):
         engine.admit(terms)
-
-
-@pytest.mark.parametrize("rule", LOSSY)
-def test_log_probabilities_of_another_text_are_refused(rule: str) -> None:
-    terms = TextRequest(tuple(PROMPT), n_logprobs=2)
-    with (
-        Engine(*pair(), EngineSettings(acceptance=rule)) as engine,
-        pytest.raises(UsageError, match="log probabilities would not be the text's"),
-    ):
-        engine.admit(terms)
-
-
-def test_a_recurrent_draft_steps_aside_as_ever() -> None:
-    target, draft = pair()[0], FakeModel(OTHER, N_VOCAB, tree_capable=False)
-    assert len(generate(target, draft, sampling=WARM, acceptance="rejection").tokens) == 20
 
 
 # What single rules do

@@ -13,13 +13,12 @@ from source_cases import ask, text_of
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources.head_source import BlockSource
-from edgespec.errors import UsageError
 from edgespec.pool import line
 from edgespec.ports import PassPart
 from edgespec.rules.sampling import SamplingParams
 from edgespec.values import GenerationResult
 from engine_cases import AskedEngine as Engine
-from engine_cases import assert_nothing_provisional, finish
+from engine_cases import finish
 from fake_model import FakeModel, blend, fake_features, random_language
 from one_tree import ROOT, OneTree
 from port_calls import prefill
@@ -156,40 +155,3 @@ def test_what_follows_an_accepted_path_is_guessed_anew() -> None:
     pool.follow(2)
     assert head.committed == (*PROMPT, 8, 4)
     assert source.open(pool, text) == [2] and not source.is_free and not source.said(text)
-
-
-@pytest.mark.parametrize("n_ctx", [1, 7, 20])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_no_limit_of_the_head_changes_a_token(temperature: float, n_ctx: int) -> None:
-    head, target = FakeBlockHead(n_ctx=n_ctx), FakeModel(TARGET, N_VOCAB, n_ctx=50)
-    (with_head,) = run(head, temperature, 25, target)
-    assert with_head.tokens == run(None, temperature, 25)[0].tokens
-    assert_nothing_provisional(target, head)
-
-
-@pytest.mark.parametrize("n_steps", [0, 1, 4])
-def test_a_head_that_fails_leaves_an_engine_that_works(n_steps: int) -> None:
-    def fail(model: FakeModel) -> None:
-        if len(model.evaluations) == n_steps:
-            raise RuntimeError("the head broke")
-
-    head, target = FakeBlockHead(hook=fail), FakeModel(TARGET, N_VOCAB)
-    with Engine(target, head, EVERY_ROUND) as engine:
-        with pytest.raises(RuntimeError, match="the head broke"):
-            list(engine.generate(PROMPT, SamplingParams(), 60))
-        head.hook = None
-        tokens = [event.token for event in engine.generate(PROMPT, SamplingParams(), 60)]
-    assert tuple(tokens) == run(None)[0].tokens
-
-
-def test_turns_that_share_a_beginning_read_the_rest_alone() -> None:
-    prompts = [PROMPT, [*PROMPT[:4], 17, 3, 8, 12], [*PROMPT[:4], 17, 3, 1], [4], PROMPT[:2]]
-    results = run(FakeBlockHead(), n_tokens=20, prompts=prompts)
-    alone = run(None, n_tokens=20, prompts=prompts)
-    assert [result.tokens for result in results] == [result.tokens for result in alone]
-    assert all(result.speculation.accepted > 5 for result in results)
-
-
-def test_a_rule_that_draws_guesses_refuses_a_head() -> None:
-    with pytest.raises(UsageError, match="fake is a head"):
-        run(FakeBlockHead(), settings=EngineSettings(acceptance="rejection"))

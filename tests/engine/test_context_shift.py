@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from edgespec.engine.settings import EngineSettings
-from edgespec.engine.sources.model_source import SINK_TOKENS
 from edgespec.engine.transcript import FIRST_TOKENS, left_by_shift
-from edgespec.errors import UsageError
 from edgespec.rules.sampling import SamplingParams
 from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, assert_nothing_provisional, finish, generate
 from engine_cases import AskedEngine as Engine
@@ -107,26 +105,3 @@ def test_the_next_turn_reads_what_is_new_alone() -> None:
         finish(engine.generate(PROMPT, GREEDY, 60))
         held = engine.committed
         assert finish(engine.generate([*held, 5], GREEDY, 2)).reused_tokens == len(held)
-
-
-def test_without_a_limit_an_answer_has_as_many_tokens_as_the_context() -> None:
-    assert len(generate(target(), max_tokens=None, context_shift=True).tokens) == 40
-
-
-def test_without_the_setting_the_text_ends_with_the_context() -> None:
-    result = generate(target(), max_tokens=150)
-    assert (result.finish_reason, result.dropped_tokens) == ("context", 0)
-
-
-def test_a_longer_prompt_than_the_context_is_refused_as_ever() -> None:
-    with pytest.raises(UsageError, match="length is 40 tokens, and the prompt has 41"):
-        generate(target(), prompt=[1] * 41, context_shift=True)
-
-
-def test_keep_without_the_shift_is_refused() -> None:
-    with pytest.raises(UsageError, match="`keep` has no effect"):
-        EngineSettings(keep=4)
-
-
-def test_target_and_draft_keep_as_many_first_tokens() -> None:
-    assert FIRST_TOKENS == SINK_TOKENS

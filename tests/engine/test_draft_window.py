@@ -57,13 +57,6 @@ def test_of_a_long_prompt_the_draft_reads_its_first_tokens_and_the_last_half_of_
     assert draft.committed[:SINK_TOKENS] == tuple(LONG[:SINK_TOKENS])
 
 
-@pytest.mark.slow
-def test_a_text_costs_the_draft_about_two_tokens_more_for_each_in_a_small_window() -> None:
-    target, draft = models(draft_ctx=64)
-    generate(target, draft, max_tokens=400, lookup=False, draft_max=6, max_depth=4)
-    assert 400 < sum(draft.prefilled) < 2.2 * 400
-
-
 @pytest.mark.costly
 @pytest.mark.parametrize("n_kept", [2, 150, 240, 259])
 def test_a_text_that_begins_like_the_last_one_is_the_same(n_kept: int) -> None:
@@ -95,14 +88,3 @@ def test_a_moved_window_is_not_saved_as_the_texts_beginning() -> None:
         assert engine.slots[0].n_leading == draft.committed_of(0) > 20
         finish(engine.generate(LONG, GREEDY, 20))
         assert engine.slots[0].n_leading == SINK_TOKENS
-
-
-def test_a_window_of_which_hardly_anything_is_left_is_read_again() -> None:
-    target, draft = models()
-    with Engine(target, draft, EngineSettings(step_aside=False, lookup=False)) as engine:
-        finish(engine.generate(LONG, GREEDY, 1))
-        prompt = [*LONG[:222], 3]  # the window began at token 215
-        finish(engine.generate(prompt, GREEDY, 1))
-    latest = draft.committed[SINK_TOKENS:]
-    assert len(latest) >= 64 // 2 - SINK_TOKENS
-    assert latest == tuple(prompt[:-1][-len(latest) :])

@@ -31,7 +31,7 @@ from engine_cases import (
     waits_for_steps_of,
 )
 from engine_cases import AskedEngine as Engine
-from fake_model import FakeModel, blend, fixed_text, random_language
+from fake_model import FakeModel, blend, random_language
 from features_contract import FeaturesContract
 from port_contract import PortContract
 from slots_contract import SlotsContract
@@ -173,12 +173,6 @@ def test_a_draft_with_a_larger_vocabulary_changes_no_token() -> None:
 # What a round yields
 
 
-def test_without_a_draft_every_pass_gives_a_token() -> None:
-    result = generate(counting(), max_tokens=5)
-    assert result.tokens == (0, 1, 2, 3, 4)
-    assert result.speculation.target_passes == 5
-
-
 def test_a_draft_that_agrees_fills_every_pass() -> None:
     result = generate(
         counting(),
@@ -190,21 +184,6 @@ def test_a_draft_that_agrees_fills_every_pass() -> None:
         lookup=False,
     )
     assert result.speculation.accepted_lengths == (4, 4, 4, 4, 4)
-
-
-def test_a_draft_that_is_always_wrong_costs_no_token_of_a_pass() -> None:
-    wrong = FakeModel(fixed_text([11], N_VOCAB, 0), N_VOCAB)
-    result = generate(counting(), wrong, max_tokens=5, n_candidates=1, lookup=False)
-    assert result.tokens == (0, 1, 2, 3, 4)
-    assert result.speculation.accepted == 0
-    assert result.speculation.rounds == 5
-
-
-def test_the_text_of_the_events_is_the_text_of_the_result() -> None:
-    with Engine(counting(), counting()) as engine:
-        events, result = follow(engine.generate(PROMPT, GREEDY, 12))
-    assert "".join(event.text for event in events) == result.text == "abcdefghijab"
-    assert tuple(event.token for event in events) == result.tokens
 
 
 def test_log_probabilities_come_where_they_were_asked_for() -> None:
@@ -280,12 +259,6 @@ def test_max_tokens_is_exact(n: int, with_draft: bool) -> None:
     assert result.finish_reason == "length"
 
 
-def test_no_tokens_wanted_is_no_pass() -> None:
-    target = counting()
-    generate(target, max_tokens=0)
-    assert (target.prefilled, target.evaluations) == ([], [])
-
-
 @pytest.mark.parametrize("with_draft", [False, True])
 def test_an_end_of_generation_token_ends_the_text_and_adds_none(with_draft: bool) -> None:
     draft = counting(eog_tokens=[5]) if with_draft else None
@@ -303,31 +276,11 @@ def test_nothing_is_drafted_after_the_end_of_a_text() -> None:
 
 
 @pytest.mark.parametrize("with_draft", [False, True])
-def test_a_stop_string_ends_the_text_before_it(with_draft: bool) -> None:
-    result = generate(counting(), counting() if with_draft else None, stop=["de"])
-    assert result.text == "abc"
-    assert result.tokens == (0, 1, 2, 3, 4)
-    assert result.finish_reason == "stop"
-
-
-def test_a_stop_string_that_never_completes_is_shown_at_the_end() -> None:
-    with Engine(counting()) as engine:
-        events, result = follow(engine.generate(PROMPT, GREEDY, 4, stop=["dx"]))
-    assert [event.text for event in events] == ["a", "b", "c", "d"]
-    assert result.text == "abcd"
-
-
-@pytest.mark.parametrize("with_draft", [False, True])
 def test_a_text_that_fills_the_context_says_so(with_draft: bool) -> None:
     draft = counting(n_ctx=16) if with_draft else None
     result = generate(counting(n_ctx=16), draft, max_tokens=None)
     assert len(result.tokens) == 16 - len(PROMPT) + 1
     assert result.finish_reason == "context"
-
-
-def test_a_prompt_that_fills_the_context_still_gets_a_token() -> None:
-    result = generate(counting(n_ctx=4), counting(n_ctx=4), max_tokens=None)
-    assert result.tokens == (0,)
 
 
 def test_a_draft_with_a_shorter_context_drops_out_and_says_so() -> None:
@@ -366,14 +319,6 @@ def test_a_second_generation_of_the_same_thread_has_the_first_written_to_its_end
         next(first)
         assert finish(engine.generate(PROMPT, GREEDY, 3)).tokens == (0, 1, 2)
         assert finish(first).tokens == (0, 1, 2, 3, 4)
-
-
-def test_a_closed_engine_refuses_to_generate() -> None:
-    engine = Engine(counting())
-    engine.close()
-    engine.close()
-    with pytest.raises(UsageError, match="closed"):
-        engine.generate(PROMPT, GREEDY, 5)
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])

@@ -25,7 +25,7 @@ from engine_cases import (
     generate,
 )
 from engine_cases import AskedEngine as Engine
-from fake_model import FakeModel, fixed_text, random_language
+from fake_model import FakeModel, fixed_text
 
 # Provisional KV is a transaction
 
@@ -71,19 +71,6 @@ def test_what_differs_is_prefilled_where_it_does_not_fit_into_a_pass() -> None:
         first = finish(engine.generate(PROMPT, GREEDY, 3))
         finish(engine.generate([*PROMPT, *first.tokens, 3, 4], GREEDY, 2))
     assert target.prefilled == [3, 2]
-
-
-def test_a_changed_prompt_is_read_from_where_it_changes() -> None:
-    language = random_language(1, N_VOCAB, order=20)
-    target = FakeModel(language, N_VOCAB)
-    with Engine(target, FakeModel(language, N_VOCAB)) as engine:
-        finish(engine.generate([1, 2, 3, 4, 5], GREEDY, 8))
-        n_passes = len(target.evaluations)
-        again = finish(engine.generate([1, 2, 9, 4, 5], GREEDY, 8))
-    fresh = generate(FakeModel(language, N_VOCAB), prompt=[1, 2, 9, 4, 5], max_tokens=8)
-    assert again.tokens == fresh.tokens
-    assert target.prefilled == [4]
-    assert target.evaluations[n_passes] == 3
 
 
 class Forgetful(FakeModel):
@@ -143,37 +130,6 @@ def test_an_interrupt_stops_the_pass_before_it_reaches_the_caller() -> None:
         assert finish(engine.generate(PROMPT, GREEDY, 2)).tokens == (0, 1)
 
 
-def test_cancelling_from_another_thread_ends_the_text_where_it_is() -> None:
-    target = counting()
-    with Engine(target) as engine:
-        events = engine.generate(PROMPT, GREEDY, 30)
-        assert [next(events).token, next(events).token] == [0, 1]
-        target.hook = lambda model: model.wait_until(lambda: False)
-        canceller = threading.Timer(0.02, engine.cancel)
-        canceller.start()
-        result = finish(events)
-        canceller.join()
-    assert result.finish_reason == "cancelled"
-    assert result.tokens == (0, 1)
-    assert_nothing_provisional(target)
-
-
-def test_cancelling_between_two_tokens_counts() -> None:
-    with Engine(counting()) as engine:
-        events = engine.generate(PROMPT, GREEDY, 30)
-        next(events)
-        engine.cancel()
-        assert finish(events).tokens == (0,)
-
-
-def test_a_cancelled_text_shows_what_was_held_back() -> None:
-    with Engine(counting()) as engine:
-        events = engine.generate(PROMPT, GREEDY, 30, stop=["ax"])
-        next(events)
-        engine.cancel()
-        assert finish(events).text == "a"
-
-
 def test_a_cancelled_text_has_every_token_that_was_accepted() -> None:
     """The draft is told to stop while it reads what the round has just accepted."""
     target, draft = counting(), counting()
@@ -230,15 +186,6 @@ def test_cancelling_is_heard_although_the_model_missed_it() -> None:
     assert (result.finish_reason, result.tokens) == ("cancelled", ())
 
 
-def test_closing_the_engine_ends_its_thread() -> None:
-    others = engine_threads()
-    with Engine(counting()) as engine:
-        finish(engine.generate(PROMPT, GREEDY, 3))
-        own = engine_threads() - others
-        assert own
-    assert not own & engine_threads()
-
-
 @pytest.fixture
 def hears_ctrl_c() -> Iterator[None]:
     """A test run in the background ignores Ctrl-C."""
@@ -281,21 +228,6 @@ def test_a_draft_whose_logits_are_damaged_steps_aside(n_fine: int) -> None:
     (note,) = result.notes
     assert "best logit is nan" in note
     assert "went on without it" in note
-
-
-def test_a_damaged_draft_is_asked_no_more_in_the_same_text() -> None:
-    draft = with_nan(counting(), lambda context: True)
-    generate(counting(), draft, lookup=False)
-    assert draft.evaluations == [1]
-
-
-def test_a_draft_that_was_damaged_in_one_text_guesses_in_another() -> None:
-    draft = with_nan(counting(), lambda context: 9 in context)
-    with Engine(counting(), draft, EngineSettings(lookup=False)) as engine:
-        assert finish(engine.generate([9, 2, 3, 4], GREEDY, 6)).speculation.accepted == 0
-        after = finish(engine.generate([1, 2, 3, 4], GREEDY, 6))
-    assert after.speculation.accepted > 0
-    assert not after.notes
 
 
 def test_damaged_logits_at_a_rejected_guess_harm_no_text() -> None:

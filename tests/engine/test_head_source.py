@@ -12,7 +12,6 @@ from source_cases import ask, text_of
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources.head_source import HeadSource
-from edgespec.errors import UsageError
 from edgespec.pool import line
 from edgespec.ports import LanguageModel, PassPart, Progress
 from edgespec.rules.sampling import SamplingParams
@@ -163,15 +162,6 @@ def test_accepted_tokens_are_read_again_with_the_target_s_features() -> None:
     assert head.committed == target.committed[: len(head.committed)]
 
 
-@pytest.mark.slow
-def test_turns_that_share_a_beginning_read_the_rest_alone() -> None:
-    prompts = [PROMPT, [*PROMPT[:4], 17, 3, 8, 12], [*PROMPT[:4], 17, 3, 1], [4], PROMPT[:2]]
-    results = run(FakeHead(), n_tokens=20, prompts=prompts)
-    alone = run(None, n_tokens=20, prompts=prompts)
-    assert [result.tokens for result in results] == [result.tokens for result in alone]
-    assert all(result.speculation.accepted > 5 for result in results)
-
-
 def test_a_text_whose_features_nobody_gave_goes_on_without_guesses_of_the_head() -> None:
     head, target = FakeHead(), FakeModel(TARGET, N_VOCAB)
     with Engine(target, head, EngineSettings(lookup=False)) as engine:
@@ -190,11 +180,6 @@ def test_a_target_that_gives_no_features_decodes_alone_and_says_why() -> None:
     (result,) = run(FakeHead(), target=silent)
     assert result.tokens == run(None)[0].tokens
     assert "does not give its hidden states" in result.notes[0]
-
-
-def test_a_rule_that_draws_guesses_refuses_a_head() -> None:
-    with pytest.raises(UsageError, match="fake is a head"):
-        run(FakeHead(), settings=EngineSettings(acceptance="rejection"))
 
 
 def fed(text: Sequence[int], n_read: int) -> tuple[FakeHead, HeadSource]:

@@ -12,7 +12,7 @@ from source_cases import ask, text_of, tokens_of
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources import lookup as lookup_module
-from edgespec.engine.sources.lookup import BYTES, KINDS, N_CLIENTS, LookupSource, TextIndex
+from edgespec.engine.sources.lookup import BYTES, KINDS, LookupSource, TextIndex
 from edgespec.engine.sources.mixer import Mixer
 from edgespec.engine.sources.source import Opinion
 from edgespec.pool import line
@@ -151,13 +151,6 @@ def test_lookup_changes_no_token(seed: int, sampling: SamplingParams) -> None:
     assert texts[0] == texts[1]
 
 
-def test_a_target_that_cannot_drop_tokens_is_left_alone() -> None:
-    target = FakeModel(random_language(1, N_VOCAB), N_VOCAB, tree_capable=False)
-    with Engine(target, settings=EngineSettings(lookup=True)) as engine:
-        result = finish(engine.generate([1, 2, 1, 2], GREEDY, 10))
-    assert result.speculation.drafted == 0
-
-
 # Recent texts
 
 
@@ -203,15 +196,6 @@ def test_recent_texts_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> No
     assert after_others(source, "anna", [1, 2, 3]) is None
     assert after_others(source, "anna", [197, 198, 199, 200]) == [201]
     assert BYTES <= 4 << 20
-
-
-def test_the_client_that_asked_longest_ago_is_forgotten() -> None:
-    text = [1, 2, 3, 4]
-    source = source_with(**{str(client): text for client in range(N_CLIENTS)})
-    source.begin(text_of([], client="0"))
-    source.begin(text_of([], client="another"))
-    assert after_others(source, "0", [1, 2, 3]) == [4]
-    assert after_others(source, "1", [1, 2, 3]) is None
 
 
 def test_an_engine_looks_up_its_last_answer_for_the_same_client_only() -> None:

@@ -153,27 +153,9 @@ def test_passes_are_timed_before_the_first_token_is_shown() -> None:
     assert result.timings.first_token_s <= result.timings.prompt_s
 
 
-def test_nothing_is_timed_for_a_text_of_one_token() -> None:
-    target = gives_first()
-    with Engine(target, counting(n_ctx=256)) as engine:
-        finish(engine.generate(FIRST, GREEDY, 1))
-    assert target.n_passes == 1
-
-
 def written_in_two_passes(n_tokens: int) -> list[int]:
     with Engine(TwoKernels(tile=0)) as engine:
         return list(finish(engine.generate(FIRST, GREEDY, n_tokens)).tokens)
-
-
-def test_a_text_of_one_token_takes_the_prompts_pass_alone() -> None:
-    target = gives_first()
-    with Engine(target) as engine:
-        result = finish(engine.generate(FIRST, GREEDY, 1))
-        assert list(engine.committed) == FIRST
-    assert target.n_passes == 1
-    assert result.finish_reason == "length"
-    assert result.speculation.rounds == 0
-    assert result.timings.first_token_s == result.timings.prompt_s
 
 
 @pytest.mark.parametrize("tile", [0, TILE], ids=["rows", "tiles"])

@@ -217,16 +217,6 @@ class Permissive(ScriptedGrammar):
 
 
 @pytest.mark.parametrize("with_draft", [False, True])
-def test_what_fails_after_a_stop_string_is_never_asked(with_draft: bool) -> None:
-    """The text is "abcd"; with a draft the grammar's error came instead of it."""
-    target = counting()
-    with paired(target, counting() if with_draft else None, **LINE) as engine:
-        seen = observe(engine, target, stop=["ef"], constraint=Permissive(fails_at=7))
-    assert seen.end == ("stop", "abcd")
-    assert seen.committed == (*PROMPT, 0, 1, 2, 3, 4)
-
-
-@pytest.mark.parametrize("with_draft", [False, True])
 def test_tokens_before_an_error_are_yielded(with_draft: bool) -> None:
     target = counting()
     with paired(target, counting() if with_draft else None, **LINE) as engine:
@@ -234,26 +224,6 @@ def test_tokens_before_an_error_are_yielded(with_draft: bool) -> None:
     assert seen.end == (GrammarError, "no token is allowed after 7")
     assert [token for token, _, _ in seen.events] == list(range(7))
     assert seen.committed == (*PROMPT, *range(6))
-
-
-class FailingOnce(Permissive):
-    """Asked a second time it would not fail."""
-
-    def _fail(self, is_here: bool) -> None:
-        try:
-            super()._fail(is_here)
-        except GrammarError:
-            self._fails_at = None
-            raise
-
-
-@pytest.mark.parametrize("with_draft", [False, True])
-def test_an_error_that_would_not_come_again_ends_the_text_all_the_same(with_draft: bool) -> None:
-    target = counting()
-    with paired(target, counting() if with_draft else None, **LINE) as engine:
-        seen = observe(engine, target, constraint=FailingOnce(fails_at=7))
-    assert seen.end == (GrammarError, "no token is allowed after 7")
-    assert len(seen.events) == 7
 
 
 def test_a_hybrid_goes_on_after_a_stop_string_without_reading_its_text_again() -> None:

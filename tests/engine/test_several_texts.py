@@ -24,7 +24,7 @@ from edgespec.rules.sampling import SamplingParams
 from edgespec.rules.stop_rules import Nodes, StopRule
 from edgespec.values import PassReport
 from engine_cases import AskedEngine as Engine
-from engine_cases import assert_nothing_provisional, finish
+from engine_cases import assert_nothing_provisional
 from fake_model import FakeModel, blend, random_language
 
 N_VOCAB = 24
@@ -146,19 +146,6 @@ def test_texts_share_passes() -> None:
     assert 3 in target.evaluations
 
 
-def test_more_texts_than_places_wait_in_line() -> None:
-    target = new_target(2)
-    with Engine(target) as engine:
-        streams = [
-            engine.run(engine.admit(TextRequest((n, 2), SamplingParams(), 5))) for n in range(5)
-        ]
-        for stream in streams:
-            stream.run_ahead()
-        found = [finish(stream).tokens for stream in streams]
-    assert found == [alone((n, 2), SamplingParams(), 5) for n in range(5)]
-    assert max(target.evaluations) == 2
-
-
 def test_a_cancelled_text_leaves_the_others() -> None:
     target, draft = new_target(), new_draft()
     with Engine(target, draft) as engine:
@@ -177,19 +164,6 @@ def test_a_cancelled_text_leaves_the_others() -> None:
         whole = alone([1, 2, 3], SamplingParams(), 30)
         assert found[1] == whole[: len(found[1])]
     assert_nothing_provisional(target, draft)
-
-
-def test_a_text_that_is_closed_in_the_middle_makes_room_for_another() -> None:
-    target = new_target(2)
-    with Engine(target, new_draft(2)) as engine:
-        requests = [engine.admit(TextRequest((n, 2), SamplingParams(), 9)) for n in range(3)]
-        first, second = engine.run(requests[0]), engine.run(requests[1])
-        next(first), next(second)
-        first.close()
-        assert requests[2].prompt == (2, 2)
-        assert len(list(engine.run(requests[2]))) == 9
-        list(second)
-    assert requests[1].result().tokens == alone((1, 2), SamplingParams(), 9)
 
 
 def test_a_place_that_is_free_is_taken_before_the_next_pass() -> None:
@@ -294,16 +268,6 @@ def test_prompts_that_come_one_by_one_cost_no_pass_of_their_own() -> None:
     assert target.n_passes <= n_tokens + 8
     for n, request in enumerate(requests):
         assert request.result().tokens == alone((n, *range(3, 20)), SamplingParams(), n_tokens)
-
-
-def test_prompts_that_come_together_are_read_together() -> None:
-    target, most = new_target(4), 64
-    with Engine(target) as engine:
-        prompts = [(n, *range(1, 14)) for n in range(4)]
-        together(engine, *[lambda p=p: written(engine, p, SamplingParams(), 1) for p in prompts])
-    assert sum(target.prefilled) == 4 * 13
-    assert max(target.prefilled) <= most
-    assert target.n_passes <= 4
 
 
 def test_guesses_are_verified_in_the_passes_that_read_a_long_prompt() -> None:

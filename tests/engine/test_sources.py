@@ -90,35 +90,12 @@ def test_a_pool_that_grows_anywhere_changes_no_token() -> None:
         assert finish(engine.generate(PROMPT, WARM, 60)).tokens == alone.tokens
 
 
-@pytest.mark.slow
-def test_two_models_grow_one_tree() -> None:
-    language = random_language(2, N_VOCAB)
-    drafts = [
-        FakeModel(blend(language, random_language(seed, N_VOCAB), 0.3), N_VOCAB) for seed in (3, 4)
-    ]
-    second = model_source(drafts[1])
-    second.name = "second"
-    settings = EngineSettings(step_aside=False)
-    with Engine(FakeModel(language, N_VOCAB), drafts[0], settings, sources=[second]) as engine:
-        result = finish(engine.generate(PROMPT, WARM, 60))
-    alone = generate(FakeModel(language, N_VOCAB), sampling=WARM, max_tokens=60)
-    assert result.tokens == alone.tokens
-    assert all(draft.evaluations for draft in drafts)
-
-
 def test_a_drafter_that_cannot_follow_rests_and_the_others_go_on() -> None:
     target = FakeModel(random_language(1, N_VOCAB), N_VOCAB)
     with Engine(target, sources=[Counter()], settings=EngineSettings(step_aside=False)) as engine:
         result = finish(engine.generate([11, 11, 11, 11], GREEDY, 5))
     (note,) = result.notes
     assert "the counter could not follow after 3 tokens (it counts below ten)" in note
-
-
-def test_cancelling_reaches_every_drafter() -> None:
-    counter = Counter()
-    with Engine(counting(), counting(), sources=[counter]) as engine:
-        engine.stop_models()
-    assert counter.calls == ["cancel"]
 
 
 def test_a_model_s_damaged_logits_teach_nothing() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +11,7 @@ import pytest
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources.mixer import MAX_RECALLED, Mixer
 from edgespec.engine.state_store import (
-    MAX_ENTRIES,
-    MAX_FILES,
     StateStore,
-    renewed,
 )
 from edgespec.files.json_file import JsonFile, pair_digest
 from edgespec.models.embedded import embedded_pair
@@ -87,32 +83,6 @@ def test_a_damaged_memory_is_harmless(tmp_path: Path, content: bytes) -> None:
     assert learnt_in(tmp_path, GREEDY)["confidences"]["draft sharpness precision"] > 0
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs POSIX permissions")
-def test_a_folder_that_cannot_be_written_is_harmless(tmp_path: Path) -> None:
-    in_the_way = tmp_path / "file"
-    in_the_way.write_text("no folder")
-    target, draft = pair()
-    memory = StateStore(in_the_way / "below", target.info, draft.info)
-    with Engine(target, draft, state_store=memory) as engine:
-        assert len(finish(engine.generate(PROMPT, GREEDY, 20)).tokens) == 20
-
-
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target, draft = pair()
-    memory = StateStore(tmp_path, target.info, draft.info)
-    memory.keep({"confidences": {"draft sharpness": 1.0}})
-
-    def fails(*paths: object) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(Path, "replace", fails)
-    memory.keep({"confidences": {"draft sharpness": 2.0}})
-    assert memory.recall() == {"confidences": {"draft sharpness": 1.0}}
-    assert len(list(tmp_path.iterdir())) == 1
-
-
 @pytest.mark.parametrize("remember", [True, False])
 def test_a_session_remembers_unless_it_is_told_not_to(
     remember: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -124,19 +94,6 @@ def test_a_session_remembers_unless_it_is_told_not_to(
     with session.load(settings, rules) as running:
         running.generate("def", max_tokens=8)
     assert len(list(tmp_path.iterdir())) == remember
-
-
-def test_the_folder_keeps_the_pairs_that_were_used_last(tmp_path: Path) -> None:
-    target, draft = pair()
-    for n in range(MAX_FILES + 5):
-        other = replace(target.info, n_layers=n + 1)
-        StateStore(tmp_path, other, draft.info).keep({"confidences": {"draft sharpness": float(n)}})
-        newest = tmp_path / f"{pair_digest(other, draft.info)}.json"
-        os.utime(newest, (n, n))
-    assert len(list(tmp_path.iterdir())) == MAX_FILES
-    assert newest.exists()
-    first = replace(target.info, n_layers=1)
-    assert StateStore(tmp_path, first, draft.info).recall() == {}
 
 
 def test_what_rounds_cost_is_remembered_for_where_the_weights_are(tmp_path: Path) -> None:
@@ -212,13 +169,6 @@ def test_costs_under_other_rules_are_not_believed(tmp_path: Path, rules: dict[st
     teach(tmp_path, Streamed(), **rules)
     assert spent_of(tmp_path, Streamed()) == 0.0
     assert spent_of(tmp_path, Streamed(), **rules) == 1.0
-
-
-def test_a_memory_keeps_the_circumstances_that_were_met_last() -> None:
-    known = {f"rounds@{n}": n for n in range(MAX_ENTRIES)}
-    kept = renewed(renewed(known, {"rounds@0": -1}), {"rounds@new": 1})
-    assert len(kept) == MAX_ENTRIES
-    assert kept["rounds@0"] == -1 and "rounds@new" in kept and "rounds@1" not in kept
 
 
 @pytest.mark.slow

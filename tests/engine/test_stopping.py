@@ -26,10 +26,6 @@ def transcript(stop: Sequence[str], *pieces: bytes) -> Transcript:
     return Transcript(vocabulary, stop, 99, "length")
 
 
-def test_text_without_stop_strings_is_shown_at_once() -> None:
-    assert shown((), b"ab", b"c") == ["ab", "c", ""]
-
-
 def test_a_character_is_shown_when_its_last_byte_has_come() -> None:
     first, second, third = "€".encode()[:1], "€".encode()[1:2], "€".encode()[2:]
     assert shown((), first, second, third) == ["", "", "€", ""]
@@ -39,30 +35,8 @@ def test_bytes_that_are_no_character_become_replacement_characters() -> None:
     assert "".join(shown((), b"a\xffb", b"\xe2\x82")) == "a\ufffdb\ufffd"
 
 
-def test_text_ends_before_the_stop_string() -> None:
-    text = transcript(["END"], b"one END two")
-    assert text.take(0, "target", 0).text == "one "
-    assert text.stopped_by == "END"
-
-
-def test_a_stop_string_is_found_across_pieces() -> None:
-    assert shown(["END"], b"one E", b"N", b"D two") == ["one ", "", "", ""]
-
-
 def test_text_that_may_still_become_a_stop_string_is_held_back() -> None:
     assert shown(["\n\n"], b"a\n", b"b\n") == ["a", "\nb", "\n"]
-
-
-def test_a_beginning_that_repeats_itself_is_held_back_as_far_as_needed() -> None:
-    assert shown(["aab"], b"a", b"a", b"a", b"b") == ["", "", "a", "", ""]
-
-
-def test_a_long_stop_string_is_held_back_from_its_beginning_on() -> None:
-    assert shown(["abcdef"], b"abc", b"d", b"x") == ["", "", "abcdx", ""]
-
-
-def test_nothing_is_shown_after_a_stop_string() -> None:
-    assert shown(["x"], b"x", b"more") == ["", "", ""]
 
 
 def test_a_stop_string_may_be_split_inside_a_character() -> None:

@@ -31,12 +31,6 @@ def test_an_end_of_generation_token_belongs_to_the_tokens_and_adds_no_text() -> 
     assert (text.text, text.tokens, text.finish_reason) == ("a", [0, 5], "stop")
 
 
-def test_a_stop_string_ends_the_text_before_it() -> None:
-    text = transcript(stop=["bc"])
-    assert taken(text, 0, 1, 2) == ["a", "", ""]
-    assert (text.text, text.tokens, text.finish_reason) == ("a", [0, 1, 2], "stop")
-
-
 @pytest.mark.parametrize("tokens", [(0, 1), (0, 5)], ids=["limit", "end of generation"])
 def test_what_was_held_for_a_stop_string_is_text_when_it_ends_otherwise(
     tokens: tuple[int, ...],
@@ -46,20 +40,10 @@ def test_what_was_held_for_a_stop_string_is_text_when_it_ends_otherwise(
     assert text.text == ("ab" if 1 in tokens else "a")
 
 
-def test_a_stop_string_at_the_limit_is_a_stop() -> None:
-    text = transcript(stop=["b"], limit=2)
-    taken(text, 0, 1)
-    assert (text.text, text.finish_reason) == ("a", "stop")
-
-
 def test_room_is_what_is_left_of_the_limit() -> None:
     text = transcript(limit=3)
     taken(text, 0)
     assert text.room == 2
-
-
-def test_a_text_without_room_has_ended() -> None:
-    assert transcript(limit=0).finish_reason == "length"
 
 
 def test_cancelling_shows_what_was_held() -> None:

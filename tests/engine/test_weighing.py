@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import cycle
-from statistics import mean
 from typing import Any
-
-import pytest
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.values import PagingStats, PassReport
@@ -56,36 +53,6 @@ class WaitingMachine:
         with Engine(target, draft, settings, self.clock) as engine:
             result = finish(engine.generate(PROMPT * 8, WARM, n_tokens))
         return result.timings.decode_s / n_tokens
-
-
-READS_S = pytest.mark.parametrize(
-    "read_s",
-    [0.3, *(pytest.param(read_s, marks=pytest.mark.slow) for read_s in (1.2, 2.0))],
-    ids=lambda s: f"reads take {s} s",
-)
-
-
-@pytest.mark.slow
-@READS_S
-def test_free_guesses_do_not_slow_a_text_down(read_s: float) -> None:
-    rules = {"step_aside": False}
-    drafted_s = WaitingMachine(read_s, 0.1, 0.08).seconds_per_token(200, lookup=False, **rules)
-    assert (
-        WaitingMachine(read_s, 0.1, 0.08).seconds_per_token(200, lookup=True, **rules) < drafted_s
-    )
-
-
-@pytest.mark.slow
-@READS_S
-def test_trees_do_not_outgrow_the_reads_that_hide_them(read_s: float) -> None:
-    """A pass that waited a little though it computed all the time once made all nodes up to its
-    own size seem free, the next one larger, and so on. Guesses that know the noise of a draw are
-    sure enough for a few nodes beyond those that reads hide, now and then."""
-    machine = WaitingMachine(read_s, 0.1, 0.08)
-    machine.seconds_per_token(200, step_aside=False)
-    n_hidden = (read_s - 0.1) / 0.08
-    assert mean(machine.sizes[1:]) < n_hidden + 1
-    assert max(machine.sizes[1:]) < n_hidden + 7
 
 
 def test_the_prompt_shows_what_nodes_of_the_first_tree_cost() -> None:

@@ -66,12 +66,6 @@ def test_what_has_a_copy_is_pinned_before_a_head_that_has_none() -> None:
     assert plan.pinned == plan.shared
 
 
-def test_the_head_is_pinned_with_what_is_left() -> None:
-    plan = planned(245)
-    assert len(plan.shared) == N_LAYERS
-    assert plan.pinned > plan.shared
-
-
 def test_a_copy_is_needed_until_all_slices_of_its_matrix_are_pinned() -> None:
     plan = planned(150, SLICED)
     parts = [plan.segments[i].slice_of for i in plan.pinned]
@@ -96,14 +90,6 @@ def test_a_plan_stays_within_its_budget(budget_mib: int, is_sliced: bool) -> Non
     plan = planned(budget_mib, SLICED if is_sliced else TARGET)
     assert plan.planned_bytes <= plan.budget_bytes
     assert copies_of(plan) >= 0
-
-
-def test_another_budget_leaves_pinned_what_a_draft_shares() -> None:
-    plan = planned(150)
-    smaller = adjusted(plan, 142 * MIB, TARGET.cuts)
-    assert smaller.pinned >= plan.shared
-    assert smaller.planned_bytes <= 142 * MIB
-    assert copies_of(smaller) == copies_of(plan)
 
 
 def test_what_a_larger_budget_pins_can_be_let_go_again() -> None:

@@ -16,7 +16,6 @@ from edgespec.errors import EdgespecError, WeightReadError
 from edgespec.paging.expert_cache import ExpertCache
 from edgespec.paging.expert_layers import ExpertLayer
 from edgespec.paging.reader import BLOCK_BYTES, DirectReader
-from edgespec.tracing.spans import Track
 from expert_files import (
     THREE_LAYERS,
     choice,
@@ -30,7 +29,6 @@ from expert_files import (
     wait_until,
 )
 from least_recent import LeastRecent
-from traces import read, spans, trace_in_memory
 
 
 @pytest.mark.slow
@@ -174,19 +172,6 @@ def test_cancelling_wakes_who_waits(opened: Callable[..., tuple]) -> None:
     cache.resume()
     assert cache.acquire(0, choice([2, 3])) and cache.complete(0)
     assert slices(cache, 0, 3) == slices_in(content, cache.layers[0], 3)
-
-
-def test_a_trace_shows_when_experts_are_read(tmp_path: Path) -> None:
-    layers = make_layers(2, 4)
-    reader = DirectReader([make_file(tmp_path, layers)])
-    trace, file = trace_in_memory()
-    with trace, ExpertCache(layers, reader, 8 * room_of(layers), trace=trace) as cache:
-        for layer in (0, 1):
-            assert cache.acquire(layer, choice([0, 2])) and cache.complete(layer)
-            cache.release(layer)
-        nbytes = cache.bytes_read
-    reads = spans(read(file.content), "read experts", Track.EXPERTS)
-    assert sum(event["args"]["bytes"] for event in reads) == nbytes
 
 
 def test_more_experts_than_fit_are_refused(opened: Callable[..., tuple]) -> None:

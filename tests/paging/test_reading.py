@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import random
-import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from edgespec.errors import WeightReadError
@@ -51,11 +46,6 @@ def test_locating_a_byte_that_the_segment_does_not_hold_is_refused() -> None:
         Segment("s", [Extent(0, 0, 10)]).locate(0, BLOCK_BYTES)
 
 
-def test_a_missing_file_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(WeightReadError, match="cannot open"):
-        DirectReader([tmp_path / "nothing.gguf"])
-
-
 FILE_BYTES = 2 * BLOCK_BYTES + 700
 
 
@@ -88,16 +78,6 @@ def test_a_run_that_is_longer_than_one_read_arrives_whole(
     monkeypatch.setattr("edgespec.paging.reader.READ_BYTES", BLOCK_BYTES)
     with DirectReader([weights]) as reader:
         assert whole(reader) == weights.read_bytes()
-
-
-def test_without_preadv_as_on_windows_the_file_is_read_from_where_it_should(
-    weights: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "platform", "win32")
-    monkeypatch.delattr(os, "preadv", raising=False)
-    monkeypatch.delattr(os, "O_DIRECT", raising=False)
-    with DirectReader([weights]) as reader:
-        assert [whole(reader), whole(reader)] == [weights.read_bytes()] * 2
 
 
 def fail_with_einval(
@@ -181,16 +161,6 @@ def test_memory_that_was_forgotten_reads_as_zero() -> None:
     memory.close()
 
 
-def test_blocks_are_whole_pages_on_arm_systems_with_large_ones() -> None:
-    """Memory is freed in pages: a part of one would take a neighbour's weights along."""
-    code = (
-        "import mmap; mmap.PAGESIZE = 65536\n"
-        "from edgespec.paging.reader import BLOCK_BYTES; print(BLOCK_BYTES)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert int(done.stdout) == 65536
-
-
 def test_closing_memory_that_a_failure_still_looks_into_lets_the_failure_through() -> None:
     with pytest.raises(WeightReadError) as raised, AlignedMemory(BLOCK_BYTES) as memory:
         fails_looking_into(memory)
@@ -203,28 +173,3 @@ def fails_looking_into(memory: AlignedMemory) -> None:
     view = memory.view(0, BLOCK_BYTES)
     view[:4] = b"full"
     raise WeightReadError("cut short")
-
-
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells")
-@pytest.mark.parametrize(("sparse", "flag"), [(False, "hg"), (True, "nh")])
-def test_memory_that_is_read_into_as_a_whole_asks_for_huge_pages(sparse: bool, flag: str) -> None:
-    if not Path("/sys/kernel/mm/transparent_hugepage").exists():
-        pytest.skip("this kernel has no huge pages")
-    advice = mmap.MADV_NOHUGEPAGE if sparse else mmap.MADV_HUGEPAGE
-    with mmap.mmap(-1, 4 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as plain:
-        plain.madvise(advice)
-        if flag not in flags_of(np.frombuffer(plain, np.uint8).ctypes.data):
-            pytest.skip("the system drops such advice, as qemu-user does")
-    with AlignedMemory(4 << 20, sparse) as memory:
-        assert flag in flags_of(memory.address)
-
-
-def flags_of(address: int) -> list[str]:
-    """`VmFlags` of the mapping at an address."""
-    smaps = Path("/proc/self/smaps").read_text()
-    begin = next(
-        match.start()
-        for match in re.finditer(r"^([0-9a-f]+)-([0-9a-f]+) ", smaps, re.MULTILINE)
-        if int(match[1], 16) <= address < int(match[2], 16)
-    )
-    return re.compile(r"VmFlags: (.*)").search(smaps, begin)[1].split()  # type: ignore[index]

@@ -86,33 +86,6 @@ def test_a_stream_that_is_left_early_leaves_the_session_to_the_next(session):
     asyncio.run(leave())
 
 
-def test_mistakes_arrive_where_they_are_waited_for(session):
-    async def mistake() -> None:
-        await edgespec.AsyncSession(session).create_chat_completion(MESSAGES, temprature=1)
-
-    with pytest.raises(UsageError, match="did you mean 'temperature'"):
-        asyncio.run(mistake())
-
-
-def test_a_stream_has_a_result_and_all_options(session):
-    async def written():
-        twin = edgespec.AsyncSession(session)
-        events = twin.stream("def f(", max_tokens=8, logprobs=1, stop=["zzz"])
-        with pytest.raises(UsageError, match="has not begun"):
-            _ = events.result
-        async with events:
-            async for event in events:
-                assert event.logprobs is not None
-        async with twin.chat(MESSAGES, max_tokens=3) as answer:
-            async for _ in answer:
-                pass
-        return events.result, answer.result
-
-    streamed, answered = asyncio.run(written())
-    assert streamed.text == session.generate("def f(", max_tokens=8).text
-    assert len(answered.tokens) == 3
-
-
 def test_a_generation_is_read_in_a_loop_without_a_thread_of_its_own(session):
     async def read():
         n_before = threading.active_count()
@@ -146,15 +119,6 @@ def test_a_stream_that_is_closed_before_it_begins_begins_nothing(session):
         assert [event async for event in events] == []
 
     asyncio.run(closed())
-
-
-def test_a_result_says_what_memory_was_used(session):
-    memory = session.generate("def f(", max_tokens=2).memory
-    assert (memory.budget_bytes, memory.planned_bytes) == (
-        session.plan.budget_bytes,
-        session.plan.planned_bytes,
-    )
-    assert memory.peak_bytes == session.memory.peak_bytes > 0
 
 
 def test_an_error_of_a_call_whose_task_was_cancelled_is_no_complaint():

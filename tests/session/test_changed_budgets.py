@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import psutil
 import pytest
 
 import edgespec
-from edgespec.errors import BudgetError, SessionClosed, UsageError, WeightReadError
+from edgespec.errors import BudgetError, UsageError, WeightReadError
 from edgespec.memory import following
 from edgespec.models.embedded import embedded_pair
 from edgespec.session import session_budget
@@ -140,29 +139,6 @@ def test_a_budget_below_the_smallest_is_refused_and_changes_nothing(session: Ses
     assert session.plan == before
 
 
-@pytest.mark.parametrize("size", ["much", -1, True, "autos"])
-def test_what_is_no_size_is_refused(session: Session, size: object) -> None:
-    with pytest.raises(UsageError, match="is not a size"):
-        session.set_memory_budget(size)  # type: ignore[arg-type]
-
-
-def test_a_callback_of_the_session_cannot_change_its_budget(session: Session) -> None:
-    told: list[str] = []
-
-    def progress(what: str, share: float) -> None:
-        with pytest.raises(UsageError) as refused:
-            session.set_memory_budget("1GiB")
-        told.append(str(refused.value))
-
-    session.generate("another " * 40, max_tokens=1, progress=progress)
-    assert told and "within a call of the session" in told[0]
-
-
-def test_an_event_loop_is_not_blocked(session: Session) -> None:
-    plan = asyncio.run(edgespec.AsyncSession(session).set_memory_budget("1GiB"))
-    assert plan.budget_bytes == 1 << 30
-
-
 def test_a_resident_model_keeps_its_memory_and_says_so() -> None:
     with edgespec.load(LoadSettings(model=embedded_pair().target, memory_budget="2GiB")) as session:
         assert session.set_memory_budget("1GiB").budget_bytes == 1 << 30
@@ -171,13 +147,6 @@ def test_a_resident_model_keeps_its_memory_and_says_so() -> None:
         with pytest.raises(UsageError, match="adjustable_budget=True"):
             session.set_memory_budget("auto")
         assert session.budget.pinned_bytes >= session.target.size_bytes // 2 > 0
-
-
-def test_a_closed_session_has_no_budget_to_change() -> None:
-    with edgespec.load(LoadSettings(model=embedded_pair().target, memory_budget="2GiB")) as session:
-        pass
-    with pytest.raises(SessionClosed):
-        session.set_memory_budget("1GiB")
 
 
 def test_weights_that_cannot_be_read_again_fail_the_change(

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from edgespec.completions.requests import ChatRequest, CompletionRequest
-from edgespec.errors import EdgespecError, SessionClosed, UsageError
+from edgespec.errors import SessionClosed, UsageError
 from edgespec.session.session import Session
 from engine_cases import PROMPT, counting
 from fake_model import FakeModel
-from session_cases import PLAN, holds_passes, open_session, until
+from session_cases import holds_passes, open_session, until
 
 
 @pytest.mark.parametrize("ending", ["session", "generation"])
@@ -36,25 +36,6 @@ def _ignore(session: Session) -> None:
     session.generate(PROMPT)
 
 
-def test_a_callback_may_cancel_and_encode(session: Session) -> None:
-    def progress(what: str, share: float) -> None:
-        session.encode("text")
-        session.cancel()
-
-    generation = session.stream(PROMPT, progress=progress)
-    list(generation)
-    assert generation.result.finish_reason == "cancelled"
-
-
-def test_an_exit_handler_that_runs_after_ours_is_refused(session: Session) -> None:
-    """A handler that was registered before the first text waited for ever for the thread."""
-    session.generate(PROMPT, max_tokens=1)
-    session._engine.stop()  # as it does when the process ends
-    with pytest.raises(SessionClosed, match="the process is ending"):
-        session.generate(PROMPT, max_tokens=1)
-    session.close()
-
-
 def test_after_closing_everything_is_refused(target: FakeModel) -> None:
     session = open_session(target)
     begun, fresh = session.stream(PROMPT), session.stream(PROMPT)
@@ -73,28 +54,6 @@ def test_after_closing_everything_is_refused(target: FakeModel) -> None:
     for use in uses:
         with pytest.raises(SessionClosed, match="the session is closed"):
             use()
-
-
-def test_what_asks_nothing_of_the_models_goes_on_after_closing(target: FakeModel) -> None:
-    session = open_session(target)
-    generation = session.stream(PROMPT)
-    next(generation)
-    session.close()
-    generation.cancel()
-    generation.close()
-    session.cancel()
-    assert generation.result.finish_reason == "cancelled"
-    assert generation.result.tokens[0] == 0
-    assert session.target.name == "fake"
-    assert session.plan == PLAN
-
-
-def test_a_finished_generation_keeps_its_result_after_closing(target: FakeModel) -> None:
-    with open_session(target) as session:
-        generation = session.stream(PROMPT, max_tokens=1)
-        assert len(list(generation)) == 1
-    assert list(generation) == []
-    assert generation.result.finish_reason == "length"
 
 
 def test_closing_ends_what_another_thread_is_at(
@@ -191,7 +150,3 @@ def test_a_forgotten_session_is_closed_with_a_warning(target: FakeModel) -> None
             thread.join()
     assert target._is_closed
     assert draft._is_closed
-
-
-def test_every_error_of_the_api_is_one_of_edgespecs() -> None:
-    assert issubclass(SessionClosed, EdgespecError)

@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from edgespec.errors import ModelError, UsageError
+from edgespec.errors import ModelError
 from edgespec.session.session import Session
 from edgespec.values import PagingStats
 from engine_cases import PROMPT, Failing, assert_nothing_provisional, counting
 from fake_model import FakeModel
-from session_cases import LOAD_S, holds_passes, open_session
+from session_cases import holds_passes, open_session
 
 
 def test_it_yields_tokens_and_has_a_result_at_its_end(session: Session) -> None:
@@ -19,26 +19,6 @@ def test_it_yields_tokens_and_has_a_result_at_its_end(session: Session) -> None:
     assert [event.token for event in generation] == [0, 1, 2, 3, 4]
     assert generation.result.tokens == (0, 1, 2, 3, 4)
     assert generation.result.finish_reason == "length"
-
-
-def test_its_end_carries_the_result_as_a_generators_does(session: Session) -> None:
-    generation = session.stream(PROMPT, max_tokens=1)
-    next(generation)
-    for _ in range(2):
-        with pytest.raises(StopIteration) as end:
-            next(generation)
-        assert end.value.value is generation.result
-
-
-def test_generate_is_a_stream_to_its_end(session: Session) -> None:
-    assert session.generate(PROMPT, max_tokens=5).tokens == (0, 1, 2, 3, 4)
-
-
-def test_there_is_no_result_before_the_end(session: Session) -> None:
-    with session.stream(PROMPT) as generation:
-        next(generation)
-        with pytest.raises(UsageError, match="has not ended"):
-            _ = generation.result
 
 
 def test_closed_early_it_has_what_there_was(session: Session) -> None:
@@ -83,10 +63,6 @@ def test_after_ctrl_c_the_text_so_far_is_there(target: FakeModel) -> None:
         assert generation.result.finish_reason == "cancelled"
 
 
-def test_it_knows_how_long_loading_took(session: Session) -> None:
-    assert session.generate(PROMPT, max_tokens=1).timings.load_s == LOAD_S
-
-
 class Paging(FakeModel):
     """Reads ten bytes a pass and has read a hundred before."""
 
@@ -103,13 +79,6 @@ def test_its_paging_is_its_own_and_the_sessions_is_the_sum() -> None:
         assert first.paging == PagingStats(segments=3, bytes_read=50, passes=5)
         assert second.paging == PagingStats(segments=3, bytes_read=20, passes=2)
         assert session.paging == PagingStats(segments=3, bytes_read=170, passes=14)
-
-
-def test_cancelled_before_its_first_token_it_has_none(session: Session) -> None:
-    generation = session.stream(PROMPT)
-    generation.cancel()
-    assert list(generation) == []
-    assert (generation.result.finish_reason, generation.result.tokens) == ("cancelled", ())
 
 
 def test_the_session_cancels_what_has_not_begun(session: Session, target: FakeModel) -> None:
@@ -137,11 +106,3 @@ def test_cancelling_one_leaves_the_others(session: Session) -> None:
     one.cancel()
     assert list(one) == []
     assert [event.token for event in other] == [0, 1]
-
-
-def test_cancelling_after_the_end_changes_nothing(session: Session) -> None:
-    generation = session.stream(PROMPT, max_tokens=2)
-    assert len(list(generation)) == 2
-    generation.cancel()
-    assert generation.result.finish_reason == "length"
-    assert session.generate(PROMPT, max_tokens=2).tokens == (0, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import threading
 from collections.abc import Iterator
@@ -10,8 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from edgespec.errors import EdgespecError, SessionClosed, UsageError
-from edgespec.session.asynchronous import AsyncSession
+from edgespec.errors import SessionClosed, UsageError
 from edgespec.session.in_order import PROMPTS_PER_SLOT
 from edgespec.session.session import Session
 from edgespec.values import PassReport
@@ -47,10 +45,6 @@ def test_results_come_in_the_order_of_the_prompts(session: Session) -> None:
     )
 
 
-def test_no_prompts_give_no_results(session: Session) -> None:
-    assert list(session.generate_many([])) == []
-
-
 def test_prompts_are_read_as_results_are_taken(session: Session) -> None:
     taken = iter(range(1000))
     with session.generate_many(([1, i % 9] for i in taken), max_tokens=1) as results:
@@ -67,28 +61,6 @@ def test_an_error_comes_in_its_place_and_ends_the_rest(session: Session) -> None
         next(results)
     assert list(results) == []
     assert session.generate(PROMPT, max_tokens=2).tokens
-
-
-def test_prompts_that_fail_end_the_rest(session: Session) -> None:
-    def prompts() -> Iterator[list[int]]:
-        yield PROMPT
-        raise OSError("the file is gone")
-
-    with pytest.raises(OSError, match="the file is gone"):
-        list(session.generate_many(prompts(), max_tokens=500))
-    assert session.n_waiting == 0
-    assert session.generate(PROMPT, max_tokens=2).tokens
-
-
-def test_an_error_of_the_models_is_raised(target: FakeModel) -> None:
-    def fail(model: FakeModel) -> None:
-        raise EdgespecError("the disk is gone")
-
-    with open_session(target) as session:
-        results = session.generate_many(PROMPTS)
-        target.hook = fail
-        with pytest.raises(EdgespecError, match="the disk is gone"):
-            next(results)
 
 
 @pytest.mark.costly
@@ -143,20 +115,6 @@ def test_a_thread_with_texts_in_all_places_gets_its_results(session: Session) ->
             for _ in range(session.n_parallel):
                 next(stack.enter_context(session.stream(PROMPT)))
             assert len(next(results).tokens) == 2
-
-
-def test_the_asynchronous_session_has_it_too(session: Session) -> None:
-    async def take() -> list[list[int]]:
-        async with AsyncSession(session).generate_many(PROMPTS, max_tokens=3) as results:
-            return [list(result.prompt_tokens) async for result in results]
-
-    async def leave() -> None:
-        async with AsyncSession(session).generate_many(PROMPTS, max_tokens=3) as results:
-            await anext(results)
-
-    assert asyncio.run(take()) == PROMPTS
-    asyncio.run(leave())
-    assert session.generate(PROMPT, max_tokens=2).tokens
 
 
 def test_a_text_begins_with_the_pass_after_the_one_that_made_room() -> None:

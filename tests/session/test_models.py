@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.errors import ModelError, SessionClosed, UsageError
+from edgespec.errors import ModelError, SessionClosed
 from edgespec.session.models import Models
 from edgespec.settings.config import LoadSettings
 from embedding_files import write_encoder
@@ -50,16 +50,3 @@ def test_a_model_that_cannot_be_loaded_ends_nothing(models: Models) -> None:
         models.session("broken")
     assert models.loaded is None
     assert models.session("one").target.name
-
-
-def test_an_unknown_name_is_answered_with_those_that_there_are(models: Models) -> None:
-    models.session("one")
-    with pytest.raises(UsageError, match=r"no model 'x', only .*two"):
-        models.session("x")
-    assert models.loaded == "one"
-
-
-def test_closed_models_load_nothing(models: Models) -> None:
-    models.close()
-    with pytest.raises(SessionClosed, match="the models are closed"):
-        models.session("one")

@@ -8,7 +8,6 @@ import edgespec
 from edgespec.memory import process
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.models.embedded import embedded_pair
-from edgespec.session import pairing
 from edgespec.settings.config import LoadSettings
 
 PROCESS_BYTES = 90 * MIB
@@ -66,16 +65,3 @@ def test_one_that_was_asked_for_is_used_and_told_of() -> None:
     plan = planned(least_paged(), optional=False)
     assert plan.has_draft
     assert any("draft=None" in note for note in plan.notes)
-
-
-def test_a_draft_that_is_the_targets_own_file_is_told_of() -> None:
-    target = embedded_pair().target
-    plan = edgespec.plan(LoadSettings(model=target, draft=target, memory_budget="1GiB"))
-    assert any("the target's own file" in note for note in plan.notes)
-
-
-def test_a_ratio_to_reading_nothing_is_not_told() -> None:
-    """A target that fits without its head was told 603.2 times the speed."""
-    paired, alone = planned(least_paged(), optional=False), planned("4GiB", has_draft=False)
-    note = pairing.note_on_worth("head", paired, alone, 603.2)
-    assert note.endswith("without it nothing: all weights stay in memory then")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,10 @@ from edgespec.memory.pinning import SegmentSize
 from edgespec.models.embedded import embedded_pair
 from edgespec.paging import disk_speed
 from edgespec.session import own_draft, session, strategy
-from edgespec.session.own_draft import OwnDraft
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.parsing import OWN_DRAFT
-from edgespec.settings.toml_file import read_config
 
 TARGET = embedded_pair().target
-ONNX = Path(__file__).parents[2] / "models/edgespec-target-onnx-fp16"
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +39,6 @@ def kept(cache: Path) -> list[str]:
 def test_the_name_self_stands_for_it() -> None:
     assert LoadSettings(model=TARGET, draft="self").draft == OWN_DRAFT
     assert LoadSettings(model=TARGET, draft=Path("self")).draft == Path("self")
-
-
-def test_a_config_file_names_it_too(tmp_path: Path) -> None:
-    config = tmp_path / "edgespec.toml"
-    config.write_text('model = "m.gguf"\ndraft = "self"\n')
-    assert read_config(config) == {"model": tmp_path / "m.gguf", "draft": "self"}
 
 
 def test_the_command_line_makes_it_of_the_model_it_names(
@@ -72,11 +62,6 @@ def test_a_target_that_fits_gets_none(cache: Path) -> None:
     with pytest.raises(UsageError, match=r"fits into 1\.0 GiB"):
         session.plan(LoadSettings(model=TARGET, draft="self", memory_budget="1GiB"))
     assert kept(cache) == []
-
-
-def test_an_onnx_target_is_told_of_its_twin() -> None:
-    with pytest.raises(UsageError, match="name the GGUF twin"):
-        session.plan(LoadSettings(model=ONNX, draft="self", memory_budget="1GiB"))
 
 
 class Tool:
@@ -112,18 +97,6 @@ def test_one_that_would_pay_and_has_no_room_is_refused_with_the_memory_it_takes(
         choose(300, monkeypatch, 1e8)
 
 
-def test_where_none_pays_the_disk_s_speed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match=r"slower than none: this disk reads 9,000 MB/s"):
-        choose(300, monkeypatch, 9e9)
-
-
-def test_a_refusal_that_is_kept_says_how_to_measure_again(cache: Path) -> None:
-    digest = sampled_digest([TARGET], with_times=False)[: own_draft.DIGITS]
-    JsonFile(cache_folder.drafts(), digest).write({"8/8": {"refusal": "it was slower"}})
-    with pytest.raises(UsageError, match=r"it was slower \(measured before; .*models draft"):
-        own_draft.obtain(LoadSettings(model=TARGET, draft="self", memory_budget="1GiB"))
-
-
 def test_a_budget_without_room_for_the_target_is_refused_at_once(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,16 +116,6 @@ def test_a_budget_without_room_for_the_target_is_refused_at_once(
     with pytest.raises(BudgetError):
         own_draft.obtain(LoadSettings(model=TARGET, draft="self", memory_budget="20MiB"))
     assert planned == [True, False]
-
-
-def test_figures_of_a_draft_are_known_by_its_name(cache: Path) -> None:
-    draft = cache / "big-self-Q2_K-0123456789ab.gguf"
-    draft.write_bytes(b"12345")
-    figures = asdict(OwnDraft("Q2_K", 5, 9, 4.5, 3.0, 1.0, 0.0))
-    JsonFile(cache_folder.drafts(), "0123456789ab").write({"4/8": figures})
-    made = own_draft.measured(draft)
-    assert made is not None
-    assert (made.tokens_per_pass, made.speedup) == (4.5, 3.0)
 
 
 def test_the_command_line_uses_one_that_was_made_for_such_a_budget(

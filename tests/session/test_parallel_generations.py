@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from edgespec.errors import ModelError, SessionClosed
 from edgespec.rules.sampling import SamplingParams
 from edgespec.session.session import Session
 from fake_model import FakeModel, blend, random_language
@@ -68,42 +66,6 @@ def test_a_generation_that_nobody_refers_to_leaves_its_place(session: Session) -
         next(session.stream([n, 2], max_tokens=99))
     assert session.n_waiting <= 4
     assert len(list(session.stream([7, 2], max_tokens=9))) == 9
-
-
-def test_an_error_of_the_target_ends_the_texts_of_its_pass(
-    session: Session, target: FakeModel
-) -> None:
-    first = session.stream([1, 2], max_tokens=40)
-    next(first)
-
-    def fail(model: FakeModel) -> None:
-        model.hook = None
-        raise ModelError("broken")
-
-    target.hook = fail
-    with pytest.raises(ModelError, match="broken"):
-        list(first)
-    assert len(session.generate([1, 2], max_tokens=9).tokens) == 9
-
-
-def test_closing_in_the_middle_ends_all(target: FakeModel) -> None:
-    session = open_session(target, new_draft(2))
-    begun = threading.Semaphore(0)
-
-    def take(n: int) -> str:
-        try:
-            for _ in session.stream([n, 2], max_tokens=200):
-                begun.release()
-        except SessionClosed:
-            return "closed"
-        return "ended"
-
-    with ThreadPoolExecutor(5) as pool:
-        texts = [pool.submit(take, n) for n in range(5)]
-        begun.acquire(timeout=60)
-        session.close()
-        assert {text.result(timeout=60) for text in texts} <= {"closed", "ended"}
-    assert session.is_closed
 
 
 @pytest.mark.slow

@@ -2,61 +2,17 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
-from edgespec import load, plan
-from edgespec.engine.settings import EngineSettings
+from edgespec import plan
 from edgespec.memory import division, process
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.memory.needs import FOREST_SIZE, TREE_SIZES
 from edgespec.models.embedded import embedded_pair
-from edgespec.rules.sampling import SamplingParams
 from edgespec.session.given import checked
 from edgespec.session.opening import _Opening
-from edgespec.session.session import Session
 from edgespec.session.strategy import AUTO_TEXTS
 from edgespec.settings.config import LoadSettings
-
-PROMPTS = (
-    "Once there was a wolf",
-    "def main(argv):\n    ",
-    "import os\n\nclass Reader:",
-    "The moon",
-)
-N_TOKENS = 24
-
-
-def opened(n_parallel: int, has_draft: bool) -> Session:
-    pair = embedded_pair()
-    settings = LoadSettings(
-        model=pair.target,
-        draft=pair.draft if has_draft else None,
-        n_parallel=n_parallel,
-        ctx_size=128,
-        threads=2,
-    )
-    return load(settings, EngineSettings(remember=False, step_aside=False))
-
-
-def written(session: Session, n: int) -> tuple[int, ...]:
-    sampling = SamplingParams(temperature=0.8 * (n % 2), seed=n)
-    return session.generate(PROMPTS[n % 4], sampling, N_TOKENS).tokens
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("has_draft", [False, True])
-def test_texts_at_once_are_those_one_after_the_other(has_draft: bool) -> None:
-    """Greedy and sampled ones, more than there are places for, twice over the same models."""
-    with opened(1, has_draft) as session:
-        alone = [written(session, n) for n in range(6)]
-    with opened(3, has_draft) as session, ThreadPoolExecutor(6) as pool:
-        assert session.n_parallel == 3
-        together = list(pool.map(lambda n: written(session, n), range(6)))
-        again = list(pool.map(lambda n: written(session, n), reversed(range(6))))
-    assert together == alone
-    assert again == alone[::-1]
 
 
 def test_several_texts_share_one_context_where_there_is_no_memory_for_more(

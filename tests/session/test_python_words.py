@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pydantic
 import pytest
 
 import edgespec
@@ -14,10 +13,6 @@ from edgespec.models.embedded import embedded_pair
 MESSAGES = [{"role": "user", "content": "write gcd"}]
 TEMPLATE = "{{ topic }}{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}def "
 DRAWN = {"temperature": 1.5, "seed": 7}
-
-
-class Guest(pydantic.BaseModel):
-    name: str
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +25,6 @@ def session():
 def test_load_takes_settings_as_keywords(session: edgespec.Session) -> None:
     assert session.memory.budget_bytes == 1 << 30
     assert session.n_parallel == 2
-
-
-def test_plan_takes_them_too_beside_settings() -> None:
-    settings = edgespec.LoadSettings(model=embedded_pair().target, ctx_size=64)
-    plan = edgespec.plan(settings, memory_budget="900MiB")
-    assert (plan.budget_bytes, plan.ctx_size) == (900 << 20, 64)
 
 
 @pytest.mark.parametrize("call", ["generate", "chat"])
@@ -66,23 +55,12 @@ def test_other_keywords_are_refused_with_the_nearest(
             call(said, **{given: 3})
 
 
-def test_variables_of_the_template_have_a_keyword(session: edgespec.Session) -> None:
-    assert session.chat_prompt(MESSAGES, template={"topic": "sums"}).text.startswith("sums")
-    with session.chat(MESSAGES, max_tokens=1, template={"topic": "sums"}) as answer:
-        list(answer)
-        assert len(answer.result.prompt_tokens) > len(session.chat_prompt(MESSAGES).tokens)
-
-
 @pytest.mark.parametrize(("prompt", "method"), [(["a", "b"], "generate_many"), (MESSAGES, "chat")])
 def test_several_texts_and_messages_are_told_their_method(
     session: edgespec.Session, prompt: object, method: str
 ) -> None:
     with pytest.raises(UsageError, match=f"`{method}`"):
         session.generate(prompt)  # type: ignore[arg-type]
-
-
-def test_a_pydantic_class_is_a_schema() -> None:
-    assert edgespec.json_schema(Guest) == edgespec.json_schema(Guest.model_json_schema())
 
 
 @pytest.mark.parametrize(

@@ -62,14 +62,3 @@ def test_other_arguments_of_a_wrong_type_are_refused(more: dict, message: str) -
 @pytest.mark.parametrize("name", [name for name in vars(errors) if name[0].isupper()])
 def test_every_exception_can_be_had_at_the_top(name: str) -> None:
     assert getattr(edgespec, name) is getattr(errors, name)
-
-
-def test_every_exported_name_can_be_had() -> None:
-    assert all(getattr(edgespec, name) for name in edgespec.__all__)
-
-
-def test_a_name_stands_for_a_path() -> None:
-    named = edgespec.LoadSettings(model="embedded", draft="draft", ctx_size=64)
-    assert edgespec.plan(named).has_draft
-    with pytest.raises(edgespec.ModelError, match="did you mean 'smollm2'"):
-        edgespec.load("smolm2")

@@ -7,7 +7,7 @@ import pytest
 
 import edgespec
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import GrammarError, ModelError, UsageError
+from edgespec.errors import GrammarError
 from edgespec.grammar.specification import Grammar, json_schema, unchecked_schema
 from edgespec.models.embedded import embedded_pair
 from edgespec.settings.config import LoadSettings, SamplingParams
@@ -74,21 +74,6 @@ def test_a_chat_is_the_text_that_follows_the_rendered_messages(session):
     assert text == session.generate(prompt.tokens, max_tokens=8).text
 
 
-def test_a_model_without_a_template_says_so(session):
-    session.use_chat_template(None)
-    try:
-        with pytest.raises(ModelError, match=r"has no chat template.*use_chat_template"):
-            session.chat(MESSAGES)
-    finally:
-        session.use_chat_template(TEMPLATE)
-
-
-def test_a_template_that_is_none_leaves_the_one_before(session):
-    with pytest.raises(ModelError, match="line 1"):
-        session.use_chat_template("{% if %}")
-    assert session.chat_prompt(MESSAGES).text.startswith("# user")
-
-
 def test_a_chat_completion_has_the_shape_of_openai(session):
     answer = session.create_chat_completion(MESSAGES, max_tokens=6, seed=1)
     choice = answer["choices"][0]
@@ -115,43 +100,6 @@ def test_usage_comes_last_where_it_is_asked_for(session):
     *_, last = session.create_completion("import ", stream=True, stream_options=options)
     assert last["choices"] == []
     assert last["usage"]["completion_tokens"] == 16
-
-
-def test_a_completion_may_echo_its_prompt(session):
-    answer = session.create_completion("import os", max_tokens=4, echo=True)
-    assert answer["choices"][0]["text"].startswith("import os")
-    assert answer["object"] == "text_completion"
-
-
-def test_a_stop_string_ends_the_answer(session):
-    text = session.create_completion("def gcd(a, b):\n", max_tokens=40)["choices"][0]["text"]
-    stop = text[3:6]
-    cut = session.create_completion("def gcd(a, b):\n", max_tokens=40, stop=stop)["choices"][0]
-    assert cut["text"] == text[: text.index(stop)]
-    assert cut["finish_reason"] == "stop"
-
-
-def test_what_was_read_before_is_told_as_cached(session):
-    first = session.create_completion("a = [1, 2, 3, 4]\n", max_tokens=1)["usage"]
-    again = session.create_completion("a = [1, 2, 3, 4]\nb", max_tokens=1)["usage"]
-    assert again["prompt_tokens_details"]["cached_tokens"] >= first["prompt_tokens"] - 1
-
-
-@pytest.mark.parametrize(
-    ("fields", "complaint"),
-    [
-        ({"temprature": 1}, "unknown field 'temprature'; did you mean 'temperature'"),
-        ({"temperature": -1}, "temperature"),
-        ({"n": 0}, "n: it must be greater than or equal to 1"),
-        ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
-        ({"stop": [""]}, "stop"),
-        ({"tools": [{"type": "web_search"}]}, "only functions can be called"),
-        ({"response_format": {"type": "json_schema"}}, "json_schema is missing"),
-    ],
-)
-def test_fields_that_cannot_be_meant_are_refused_by_name(session, fields, complaint):
-    with pytest.raises(UsageError, match=complaint):
-        session.create_chat_completion(MESSAGES, **fields)
 
 
 def test_log_probabilities_are_those_of_the_target_alone(session, alone):
@@ -206,12 +154,6 @@ def test_a_regular_expression_and_a_grammar_are_kept(session):
         "well, ", None, 20, grammar=Grammar("grammar", 'start: "yes" | "no"')
     ).text
     assert answer in {"yes", "no"}
-
-
-def test_a_response_format_is_a_schema(session):
-    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
-    answer = session.create_chat_completion(MESSAGES, response_format=wanted, max_tokens=80)
-    assert set(json.loads(answer["choices"][0]["message"]["content"])) == {"name", "age"}
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.pinning import SegmentSize
 from edgespec.session.strategy import Guessing, Speed, Strategy, choose, hint, own_draft, own_drafts
@@ -69,23 +67,6 @@ def test_a_target_that_fits_gets_none() -> None:
 
 def test_a_target_of_which_none_can_be_made_gets_none() -> None:
     assert hint(plan(900), lambda bits: 0, disk) == []
-
-
-def test_the_hint_names_the_flag_and_what_it_brings() -> None:
-    (line,) = hint(plan(900), sizes, disk)
-    assert line.startswith('`draft="self"` makes a draft from the target')
-    assert "times as many tokens per second" in line
-
-
-def test_no_hint_of_a_draft_that_would_be_refused_on_this_disk() -> None:
-    """Each run had begun with `-md self`, which was refused at every budget on a fast disk."""
-    assert own_draft(plan(900), sizes, 1e10) is None
-    assert hint(plan(900), sizes, lambda: 1e10) == []
-
-
-def test_who_wants_no_guesses_is_not_told_of_a_draft() -> None:
-    """The demo's text without a draft began with how to make one."""
-    assert hint(replace(plan(900), max_nodes=1), sizes, disk) == []
 
 
 def test_the_bytes_of_copies_that_pinned_weights_replace_pin_more() -> None:
