@@ -109,7 +109,7 @@ class LoadSettings(Settings):
     """Tokens that the draft remembers: of longer texts it keeps the first and the latest ones; 0 is
     up to 2048."""
     batch_size: Annotated[AtLeastOne | None, Flag(metavar="N", short="-b")] = None
-    """Prompt tokens per pass; with K-quants 64 at least, 128 with several texts at once. Default:
+    """Prompt tokens per pass, 64 at least, 128 with several texts at once. Default:
     planned."""
     n_parallel: Annotated[
         int | Literal["auto"], Flag(metavar="N", short="-np"), BeforeValidator(texts_at_once)
