@@ -145,12 +145,6 @@ def reading_lines(report: BenchReport) -> list[str]:
             f"agrees: tokens before the first difference to {report.reference}, of those compared; "
             "a batch and single tokens round differently, and near ties may fall either way."
         )
-    own = next((m.text_reference for m in report.modes if m.temperature and m.agreement), "")
-    if own:
-        lines.append(
-            f"At a temperature the texts of edgespec's modes are compared with {own}; a library "
-            "draws with random numbers of its own, so its texts are others (-)."
-        )
     lines += [f"{gone.mode}: left out, {gone.reason}" for gone in report.left_out]
     lines += [f"{failed.mode}: failed, {failed.reason}" for failed in report.failures]
     return lines + list(report.notes)

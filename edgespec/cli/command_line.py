@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 
-from edgespec.cli.console import STDOUT, Console, report_failure
+from edgespec.cli.console import STDOUT, report_failure
 from edgespec.cli.flags import parser
 from edgespec.cli.interrupts import INTERRUPTED, Interrupts
 from edgespec.concurrency.spinning import SHORT
@@ -51,8 +51,6 @@ def _run(arguments: Sequence[str], interrupts: Interrupts) -> int:
     place = json_place(arguments)
     try:
         _prepare_streams()
-        if not arguments:
-            Console().write(parser.GREETING)
         args = parser.parse(arguments)
         command: Command = parser.command_module(args.command).run
         return command(args, interrupts)

@@ -135,7 +135,6 @@ def test_without_a_command_the_next_steps_are_shown(capsys):
     assert command_line.main([]) == 2
     out, err = capsys.readouterr()
     assert "edgespec demo" in out and "edgespec generate -p" in out and "--help" in out
-    assert max(map(len, out.splitlines())) < 90
     assert "no command given" in err
 
 

@@ -111,7 +111,6 @@ SUGGESTIONS = [
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("", "no command given"),
         ("models", "no command given: choose one of list, show"),
         ("genrate", "edgespec has no command 'genrate'; did you mean 'generate'?"),
         ("generate --modle x -p hi", "unknown flag --modle; did you mean '--model'?"),
@@ -135,7 +134,6 @@ SUGGESTIONS = [
         ("generate -p hi --config memory-9gb", "did you mean 'memory-"),
         ("plan --read-limit fast", "--read-limit fast: write bytes a second like 300M"),
         ("models enlarge embedded out.gguf", "--size"),
-        ("-v", "unknown flag -v: --version shows the version"),
         ("generate -p hi --mem 1G", "unknown flag --mem; did you mean '--memory-budget'?"),
         ("generate -p hi -m https://hub.example/x.gguf", "is an address: download the file"),
         ("generate -p hi -m org/name", "a repository of Hugging Face is fetched with -hf org/name"),

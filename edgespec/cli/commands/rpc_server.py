@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
-import os
 import socket
 from argparse import ArgumentParser
 from threading import Thread
@@ -16,7 +14,7 @@ from edgespec import runtimes
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
 from edgespec.cli.interrupts import Interrupts
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError
 from edgespec.memory.process import resolve_budget
 from edgespec.server.guarding import is_local
 from edgespec.settings.base import Flag, Settings
@@ -106,26 +104,15 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _checked_address(host: str, port: int) -> str:
-    """The IPv4 address of a name, which the library wants. Raises UsageError if it is not this
-    machine's, and EdgespecError if another program is there."""
+    """The IPv4 address of a name, which the library wants. Raises EdgespecError if it cannot be
+    served."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        address = socket.gethostbyname(host)
+        with socket.create_server((address, port)):
+            return address
     except (OSError, UnicodeError) as error:
-        raise UsageError(f"--host {host}: no such name is known: write an address") from error
-    addresses = [str(place[0]) for family, _, _, _, place in found if family == socket.AF_INET]
-    if not addresses:
-        raise UsageError(
-            f"--host {host}: llama.cpp's RPC knows IPv4 addresses only, such as {HOST}"
-        )
-    try:
-        with socket.create_server((addresses[0], port)):
-            return addresses[0]
-    except OSError as error:
-        if error.errno == errno.EADDRNOTAVAIL:
-            raise UsageError(
-                f"--host {host}: no network device of this machine has that address"
-            ) from error
-        is_taken = error.errno == errno.EADDRINUSE
-        what = "another program is there, so name another --port" if is_taken else "choose another"
-        why = os.strerror(error.errno or 0)
-        raise EdgespecError(f"{host}:{port} cannot be served ({why}): {what}") from error
+        why = str(getattr(error, "strerror", None) or error).partition(" (")[0]
+        raise EdgespecError(
+            f"{host}:{port} cannot be served ({why}): name an IPv4 address of this machine with "
+            "--host, and a port that is free with --port"
+        ) from error

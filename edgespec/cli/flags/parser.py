@@ -64,27 +64,6 @@ exit codes: 0 success, 1 failure, 2 wrong usage, 3 unusable model, 4 impossible 
 
 The environment variable EDGESPEC_DEBUG=1 shows the traceback of an error."""
 
-GREETING = """\
-edgespec runs a language model that does not fit in memory.
-
-  edgespec demo                              see it work, without a download
-  edgespec generate -p 'def gcd(a, b):'      let the same models continue a text
-  edgespec plan -m big.gguf                  show how memory would be divided
-  edgespec chat -hf USER/REPO:Q4_K_M         download a model and chat with it
-  edgespec serve -m big.gguf -md small.gguf  run a server with OpenAI's API
-  edgespec batch requests.jsonl out.jsonl    answer a file of requests
-  edgespec --help                            list all commands
-"""
-"""Text shown without a command."""
-
-_ELSEWHERE = {
-    "-v": "--version shows the version",
-    "-V": "--version shows the version",
-    "-version": "--version shows the version",
-    "-?": "--help shows the commands",
-    "-help": "--help shows the commands",
-}
-"""Flags of other programs, and the equivalent here."""
 _COMMANDS_ELSEWHERE = {
     "run": "chat -m MODEL",
     "cli": "generate",
@@ -166,8 +145,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
             commands["models"].error(f"no command given: choose one of {', '.join(of_models)}")
     args, unknown = parser.parse_known_args(arguments)
     if getattr(args, "command", None) is None:
-        if unknown and unknown[0] in _ELSEWHERE:
-            raise UsageError(f"unknown flag {unknown[0]}: {_ELSEWHERE[unknown[0]]}")
+        if not arguments:
+            parser.print_help()
         parser.error(f"no command given: choose one of {', '.join(commands)}")
     command = of_models[args.action] if "action" in args else commands[args.command]
     if unknown:
