@@ -1,7 +1,7 @@
 """Uses sessions in odd orders and from several threads, as a program of its own.
 
 A native crash then is a test that failed, and no dead suite. Arguments: the kind of pair, a folder
-for its files, and either `stories` or how many steps hypothesis's state machine takes.
+for its files, and either `open` or how many steps hypothesis's state machine takes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PROMPT = "the other one"
 N_TOKENS = 40
 N_VOCAB = 297
 HANG_S = 600.0
-"""A program that takes longer for one story or example waits for itself."""
+"""A program that takes longer for one example waits for itself."""
 STEPS_AN_EXAMPLE = 50
 PAGED = replace(PLAN, paged=True)
 

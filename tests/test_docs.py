@@ -70,13 +70,6 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= MAX_WORDS
 
 
-def test_the_readme_begins_with_the_demo_and_the_tests() -> None:
-    first, *_ = (
-        block.splitlines()[1:-1] for block in CODE.findall((ROOT / "README.md").read_text())
-    )
-    assert first == ["make demo", "make test"]
-
-
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
 def test_links_lead_to_files(paper: Path) -> None:
     links = LINK.findall(CODE.sub("", paper.read_text(encoding="utf-8")))

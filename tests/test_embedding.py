@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from configparser import ConfigParser
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -158,21 +157,3 @@ def test_the_window_shows_what_is_written(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > len("def f(")
-
-
-def test_the_unit_names_the_service_and_waits_for_it():
-    parsed = ConfigParser(interpolation=None)
-    parsed.read_string((EXAMPLES / "edgespec.service").read_text(encoding="utf-8"))
-    assert parsed["Service"]["Type"] == "notify"
-    assert "service.py" in parsed["Service"]["ExecStart"]
-
-
-def test_every_example_is_shown() -> None:
-    page = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
-    about_batches = (ROOT / "docs" / "chat-and-server.md").read_text(encoding="utf-8")
-    listing = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-    files = {path.name for path in EXAMPLES.iterdir() if path.is_file()} - {"README.md"}
-    programs = {name for name in files if not name.endswith(".jsonl")}
-    assert not [name for name in programs if f"`examples/{name}`:\n\n```" not in page]
-    assert not [name for name in files - programs if f"examples/{name}" not in about_batches]
-    assert not [name for name in files if f"({name})" not in listing]

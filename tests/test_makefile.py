@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -68,30 +67,6 @@ def test_other_processors_and_compilers_are_given_no_flag_that_they_do_not_know(
     machine: str, cc: str, cxx: str, tmp_path: Path
 ):
     assert "-mno-amx" not in install_command(tmp_path, machine, cc, cxx)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="its libraries have other names")
-def test_a_gpu_build_may_be_used_where_it_is_not_yet(tmp_path: Path):
-    """LLAMA_CPP_LIB_PATH named the folder that was being filled: llama_cpp found no library there,
-    and `make cuda` ended behind its last file."""
-    pytest.importorskip("llama_cpp")
-    programs = {"cmake": "true", "nvcc": "true", "venv/bin/python": f'exec {sys.executable} "$@"'}
-    for folder in ("venv/bin", "build/llama-cpp-python", "build/cuda/bin"):
-        (tmp_path / folder).mkdir(parents=True)
-    for name, script in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    built = tmp_path / "build/cuda/bin"
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    subprocess.run(
-        ["make", f"VENV={tmp_path}/venv", "-o", "build/llama-cpp-python", "cuda"],
-        cwd=tmp_path,
-        env=os.environ | {"PATH": path, "LLAMA_CPP_LIB_PATH": str(built)},
-        capture_output=True,
-        check=True,
-    )
-    assert (built / "libllama.so").exists()
 
 
 def test_the_script_for_a_cuda_device_names_tests_that_exist():

@@ -60,12 +60,6 @@ def test_parents_come_before_children_and_paths_are_contiguous(pool: Pool) -> No
         assert all(pool.parent[below] == above for above, below in itertools.pairwise(path))
 
 
-@given(pools())
-def test_leaves_are_the_ends_of_branches(pool: Pool) -> None:
-    nodes = pool.alive().tolist()
-    assert pool.leaves(nodes) == [node for node in nodes if not pool.children(node)]
-
-
 @given(pools(), st.data())
 def test_only_what_hangs_below_a_new_root_stays_of_its_text(
     pool: Pool, data: st.DataObject
@@ -92,16 +86,6 @@ def test_only_what_hangs_below_a_new_root_stays_of_its_text(
         assert pool.cumulative[each] == pytest.approx(expected)
         if above >= 0:
             assert pool.child(int(above), int(pool.token[each])) == each
-
-
-@given(pools())
-def test_a_bare_text_has_its_root_alone(pool: Pool) -> None:
-    others = [spelled(pool, text) for text in pool.root if text]
-    pool.bare(0)
-    assert pool.alive(0).tolist() == [pool.root[0]]
-    pool.drop(0)
-    pool.pack()
-    assert not len(pool.alive(0)) and [spelled(pool, text) for text in pool.root] == others
 
 
 def test_keys_are_never_given_twice() -> None:

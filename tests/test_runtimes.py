@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec import extras, runtimes
+from edgespec import runtimes
 from edgespec.errors import ModelError
-from edgespec.settings import options
 
 
 class Knowing:
@@ -40,12 +39,6 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_model_is_found_where_another_runtime_is_not_installed(model: Path) -> None:
     assert runtimes.find(model) is KNOWING
-
-
-def test_what_is_missing_is_named_when_no_runtime_knows_the_model(model: Path) -> None:
-    other = model.rename(model.with_suffix(".other"))
-    with pytest.raises(ModelError, match=r"installed: knowing.*pip install .*\[absent\]"):
-        runtimes.find(other)
 
 
 @pytest.mark.slow
@@ -83,19 +76,6 @@ def test_a_runtime_that_is_not_wanted_is_not_imported(model: Path, monkeypatch) 
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     assert runtimes.find(model) is KNOWING
     assert "colorsys" not in sys.modules
-
-
-def test_what_is_installed_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(extras.metadata, "entry_points", lambda group: asked.append(group) or ())
-    extras.entry_points.cache_clear()
-    try:
-        for _ in range(2):
-            assert options.declared() == {}
-            assert list(runtimes.installed()) == []
-    finally:
-        extras.entry_points.cache_clear()
-    assert asked == [runtimes.ENTRY_POINTS]
 
 
 def test_a_path_that_no_file_can_have_is_a_model_error(tmp_path: Path) -> None:

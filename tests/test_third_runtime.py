@@ -158,12 +158,6 @@ def test_its_own_option_is_an_argument_and_a_key_of_a_file(model: str, tmp_path:
     assert read_config(file) == {"letters": "capital"}
 
 
-def test_its_own_option_is_checked_with_its_name(model: str) -> None:
-    given = {"model": model, "letters": "capitol"}
-    with pytest.raises(edgespec.UsageError, match=r"^`letters='capitol'` is unknown.*'capital'"):
-        edgespec.LoadSettings.model_validate(given)
-
-
 def test_its_own_option_is_refused_for_models_of_others(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,12 +84,6 @@ def test_the_types_of_sampling_know_every_setting() -> None:
     assert SamplingFields.__annotations__.keys() == edgespec.SamplingParams.model_fields.keys()
 
 
-def test_dir_and_help_show_the_public_names() -> None:
-    assert dir(edgespec) == sorted(edgespec.__all__)
-    shown = pydoc.render_doc(edgespec, renderer=pydoc.plaintext)
-    assert [name for name in edgespec.__all__ if name not in shown] == []
-
-
 def test_settings_show_names_defaults_and_meanings_before_anything_of_pydantic() -> None:
     shown = pydoc.render_doc(edgespec.LoadSettings, renderer=pydoc.plaintext)
     shown = shown.partition("Method resolution order")[0]

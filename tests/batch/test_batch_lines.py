@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.batch.answered import Answered, KeySet
+from edgespec.batch.answered import Answered
 from edgespec.batch.lines import (
     LineError,
     answer_line,
@@ -30,15 +30,6 @@ def line(**changes: Any) -> bytes:
         "body": {"prompt": "x"},
     } | changes
     return json.dumps({k: v for k, v in fields.items() if v is not ...}).encode()
-
-
-def test_blank_lines_are_counted_and_left_out() -> None:
-    file = io.BytesIO(b"one\n\n  \r\nfour")
-    assert list(numbered_lines(file, 100)) == [(1, b"one\n"), (4, b"four")]
-
-
-def test_the_mark_that_windows_writes_first_is_no_part_of_a_line() -> None:
-    assert parse_line("\ufeff".encode() + line()).custom_id == "a"
 
 
 def test_the_rest_of_a_line_that_is_too_long_is_not_taken_for_another() -> None:
@@ -120,17 +111,3 @@ def test_other_files_are_not_taken_for_answers(foreign: bytes) -> None:
 def test_damaged_answers_are_none(damage: str) -> None:
     """They had ended the next run with an unexpected error that named no line."""
     assert parse_answer(f'{{"id": "batch_req_a", {damage}}}'.encode()) is None
-
-
-def test_every_beginning_of_an_answer_is_one() -> None:
-    written = answer_line("good", 200, {"choices": []})
-    assert all(is_begun_answer(written[:n]) for n in range(len(written)))
-
-
-def test_a_set_of_keys_knows_what_was_added() -> None:
-    keys = KeySet()
-    assert all(keys.add(f"id:{i}") for i in range(3000))
-    assert not any(keys.add(f"id:{i}") for i in range(3000))
-    assert len(keys) == 3000
-    assert "id:2999" in keys
-    assert "id:3000" not in keys

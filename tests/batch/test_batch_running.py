@@ -153,17 +153,6 @@ def test_stopping_writes_nothing_of_what_is_under_way(n: int) -> None:
         assert session.generate([1, 2], max_tokens=2).tokens  # nothing is left in the session
 
 
-def test_an_output_that_fails_ends_the_run() -> None:
-    def full(line: bytes) -> None:
-        raise EdgespecError("OUT cannot be written: No space left on device")
-
-    with open_session(counting()) as session:
-        run = batch(session, [request(f"r{i}") for i in range(9)], full, n=2)
-        with pytest.raises(EdgespecError, match="No space left"):
-            run.run()
-    assert run.counts.answered == 0
-
-
 def test_a_pipe_that_gives_nothing_more_keeps_no_run_from_stopping() -> None:
     waiting, release = threading.Event(), threading.Event()
 
@@ -192,15 +181,3 @@ def test_a_pipe_that_gives_nothing_more_keeps_no_run_from_stopping() -> None:
         thread.join(60)
         assert failure
         release.set()
-
-
-def test_an_error_in_showing_progress_ends_the_run() -> None:
-    target = counting()
-    begun, _ = holds_passes(target)
-
-    def show(counts: object) -> None:
-        if begun.is_set():
-            raise BrokenPipeError
-
-    with open_session(target) as session, pytest.raises(BrokenPipeError):
-        batch(session, [request("a")], lambda line: None).run(show)

@@ -78,18 +78,8 @@ def test_a_damaged_file_is_named(tmp_path):
         onnx_format(tmp_path)
 
 
-def test_a_model_without_a_template_says_what_to_do():
-    with pytest.raises(ModelError, match=r"tiny has no chat template.*`use_chat_template`"):
-        ChatFormat().source("tiny")
-
-
 def test_tools_have_a_template_of_their_own_where_the_model_has_one():
     told = ChatFormat({"default": "a", "tool_use": "b"})
     assert told.source("tiny") == "a"
     assert told.source("tiny", with_tools=True) == "b"
     assert ChatFormat({"default": "a"}).source("tiny", with_tools=True) == "a"
-
-
-def test_templates_without_a_default_are_named():
-    with pytest.raises(ModelError, match=r"\(rag\) and none of them is its default"):
-        ChatFormat({"rag": "a"}).source("tiny")

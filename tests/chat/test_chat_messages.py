@@ -24,12 +24,6 @@ def test_the_arguments_of_a_call_that_was_cut_off_are_text(cut):
     assert (arguments, str(arguments)) == ({"arguments": cut}, cut)
 
 
-def test_a_picture_in_a_tools_result_is_a_note():
-    parts = [{"type": "image_url", "image_url": {}}, {"type": "text", "text": "."}]
-    (turn,) = checked([{"role": "tool", "content": parts}])
-    assert turn["content"] == "[image left out]."
-
-
 CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a":  1}'}}
 
 
@@ -58,13 +52,6 @@ def test_content_that_is_missing_is_empty(turn, content):
 def test_our_own_answer_without_text_may_be_sent_back():
     answer = {"role": "assistant", "content": None, "refusal": None, "reasoning_content": "Hm."}
     assert checked([answer]) == [{"role": "assistant", "content": "", "reasoning_content": "Hm."}]
-
-
-@pytest.mark.parametrize("calls", [None, []])
-def test_no_calls_are_no_field(calls):
-    assert (
-        "tool_calls" not in checked([{"role": "assistant", "content": "a", "tool_calls": calls}])[0]
-    )
 
 
 def test_fields_of_a_clients_dump_that_are_null_are_left_out():

@@ -41,28 +41,9 @@ def test_a_prompt_may_have_opened_it():
     }
 
 
-def test_reasoning_that_does_not_end_is_reasoning():
-    assert split("<think>Let me") == {"reasoning": "Let me", "answer": ""}
-
-
-def test_an_answer_without_reasoning_is_left_as_it_is():
-    assert split("\n Four. \n") == {"reasoning": "", "answer": "\n Four. \n"}
-
-
 def test_a_mark_in_the_middle_of_an_answer_is_text():
     text = "Write <think> and </think>."
     assert split(text) == {"reasoning": "", "answer": text}
-
-
-def test_without_marks_everything_is_the_answer():
-    assert split("<think>a</think>", marks=None)["answer"] == "<think>a</think>"
-
-
-def test_what_is_decided_is_not_held_back():
-    splitter = ReasoningSplitter(MARKS)
-    assert [part.text for part in splitter.push("<think>Let me ")] == ["Let me"]
-    assert [part.text for part in splitter.push("see </th")] == [" see"]
-    assert [part.text for part in splitter.push("eory")] == [" </theory"]
 
 
 @given(
@@ -121,11 +102,3 @@ def test_marks_that_add_no_text_are_known_by_their_tokens() -> None:
     )
     prompt = prompts.prompt([{"role": "user", "content": "hi"}])
     assert prompt.hidden_marks == {7: "<think>", 8: "</think>"}
-
-
-def test_marks_that_are_text_are_not_told_twice() -> None:
-    prompts = ChatPrompts(
-        "fake", ChatFormat(), lambda text: [7], "<think>{{ messages }}", lambda token: b"<think>"
-    )
-    prompt = prompts.prompt([{"role": "user", "content": "hi"}])
-    assert prompt.hidden_marks == {}

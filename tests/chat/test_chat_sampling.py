@@ -11,11 +11,6 @@ from edgespec_runtimes.onnx.files.chat_format import chat_format as onnx_format
 from gguf_files import F32, I32, tiny_llama
 
 
-def test_what_the_model_leaves_open_is_llama_cpps_default():
-    assert chat_sampling({}) == DEFAULTS
-    assert chat_sampling({"temperature": 0.6}) == {**DEFAULTS, "temperature": 0.6}
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("jinja2", reason="the extra `chat` is not installed")
 
 from edgespec.chat.prompts import ChatPrompt, ChatPrompts
-from edgespec.errors import ModelError, UsageError
+from edgespec.errors import ModelError
 from edgespec.ports.chat_format import ChatFormat
 
 TURNS = (
@@ -57,21 +57,6 @@ def test_the_assistants_last_message_is_continued(content: Any, template: str) -
 def test_the_arguments_say_what_comes(arguments: dict[str, bool], end: str) -> None:
     continued = prompt(QUESTION, said("It is"), **arguments)
     assert continued.text == f"<user>Hi<end>\n<assistant>{end}"
-
-
-def test_both_arguments_exclude_each_other() -> None:
-    with pytest.raises(UsageError, match="both true"):
-        prompt(said("a"), add_generation_prompt=True, continue_final_message=True)
-
-
-def test_a_conversation_without_messages_has_none_to_continue() -> None:
-    with pytest.raises(UsageError, match="no message to continue"):
-        prompt(continue_final_message=True)
-
-
-def test_a_message_of_the_user_is_continued_on_request_only() -> None:
-    assert prompt(QUESTION).text == "<user>Hi<end>\n<assistant>"
-    assert prompt(QUESTION, continue_final_message=True).text == "<user>Hi"
 
 
 def test_an_answer_without_text_or_with_calls_is_not_continued() -> None:

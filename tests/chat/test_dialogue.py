@@ -3,7 +3,6 @@
 import json
 import os
 import stat
-from pathlib import Path
 
 import pytest
 
@@ -37,12 +36,6 @@ def test_another_file_stays_as_it_is(dialogue, tmp_path):
     assert file.read_text() == "years of work"
 
 
-def test_an_empty_file_is_filled(dialogue, tmp_path):
-    (tmp_path / "talk.json").touch()
-    dialogue.save(tmp_path / "talk.json")
-    assert (tmp_path / "talk.json").stat().st_size
-
-
 def test_a_link_is_refused_wherever_it_leads(dialogue, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
     with pytest.raises(UsageError, match="is a symbolic link"):
@@ -55,11 +48,6 @@ def test_a_folder_and_a_fifo_are_refused(dialogue, tmp_path):
     for path, kind in ((tmp_path, "a directory"), (tmp_path / "fifo", "a FIFO")):
         with pytest.raises(UsageError, match=f"is {kind}"):
             dialogue.save(path)
-
-
-def test_a_device_is_refused(dialogue, tmp_path):
-    with pytest.raises(UsageError, match="/dev/null is a device"):
-        dialogue.save(Path("/dev/null"))
 
 
 def test_what_is_forgotten_is_saved_and_the_system_message_stays(dialogue, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,7 +11,6 @@ from importlib.util import find_spec
 import pytest
 
 from edgespec.cli.flags.parser import COMMANDS
-from fake_session import MIB
 
 
 def test_help_and_version_need_no_model_library():
@@ -88,18 +86,6 @@ def test_help_may_be_cut_short():
 def test_only_a_result_that_goes_nowhere_is_an_error(closed: str, code: int):
     command = f"{sys.executable} -m edgespec --version {closed}"
     assert subprocess.run(command, shell=True, check=False).returncode == code
-
-
-@pytest.mark.slow
-def test_the_embedded_pair_answers_within_its_budget():
-    """The whole program in a process of its own: two promises that only a process can keep."""
-    pytest.importorskip("llama_cpp")
-    command = [sys.executable, "-m", "edgespec", "generate", "--json", "--memory-budget", "256MiB"]
-    command += ["-p", "def gcd(a, b):\n", "-n", "8"]
-    run = subprocess.run(command, capture_output=True, check=True)
-    report = json.loads(run.stdout)
-    assert len(report["tokens"]) == 8
-    assert report["memory"]["peak_bytes"] <= report["memory"]["budget_bytes"] == 256 * MIB
 
 
 def wait_for_text(process: subprocess.Popen[bytes]) -> bytes:

@@ -12,10 +12,7 @@ from typing import Any
 
 import pytest
 
-from edgespec import extras
 from edgespec.cli.commands import demo
-from edgespec.concurrency import interpreter
-from edgespec.concurrency.interpreter import python
 from edgespec.errors import EdgespecError
 from edgespec.jobs.launching import launch
 from edgespec.models import packaged
@@ -70,11 +67,6 @@ def test_a_second_process_is_refused(start: Callable[[Path], object], tmp_path: 
         start(tmp_path)
 
 
-@pytest.mark.usefixtures("application")
-def test_the_application_is_not_told_to_run_pip() -> None:
-    assert extras.install_command("grammar").startswith("python -m pip install ")
-
-
 ACT = """
 import sys
 sys.frozen = True
@@ -97,8 +89,3 @@ def test_an_application_answers_as_the_interpreter(words: tuple[str, ...], said:
         [sys.executable, "-c", ACT, *words], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith(said)
-
-
-def test_without_being_asked_it_is_an_ordinary_process() -> None:
-    assert interpreter.is_available()
-    assert python("-m", "edgespec")[1:] == ["-P", "-m", "edgespec"]

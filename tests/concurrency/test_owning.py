@@ -51,10 +51,6 @@ def test_what_stays_in_its_process_cannot_be_pickled_or_copied(
         make(Owner())
 
 
-def test_nothing_to_close_is_no_error() -> None:
-    close_all()
-
-
 FORK = """
 import os
 import edgespec

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
 import threading
-import weakref
 
 import pytest
 
@@ -53,17 +51,6 @@ def test_all_calls_are_made_in_one_thread_in_their_order() -> None:
     assert thread not in {found.ident for found in threading.enumerate()}
 
 
-def test_a_thread_that_does_not_start_leaves_a_worker_that_closes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def start(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    with pytest.raises(RuntimeError, match="start new thread"), Worker() as worker:
-        worker.submit(lambda: None)
-
-
 def test_an_error_is_raised_to_whoever_waits_and_the_next_call_is_made() -> None:
     with Worker() as worker:
         with pytest.raises(ZeroDivisionError):
@@ -76,19 +63,6 @@ def test_a_closed_worker_takes_no_call() -> None:
         worker.close()
     with pytest.raises(RuntimeError, match="closed"):
         worker.submit(lambda: None)
-
-
-def test_nothing_is_kept_of_a_call_that_was_made() -> None:
-    class Large: ...
-
-    given, made = Large(), Worker()
-    seen = weakref.ref(given)
-    made.submit(lambda given=given: None).result()
-    del given
-    made.run(lambda: None, lambda: None)
-    gc.collect()
-    assert seen() is None
-    made.close()
 
 
 def test_a_worker_that_nobody_refers_to_ends_its_thread() -> None:

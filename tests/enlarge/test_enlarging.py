@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec import tools
-from edgespec.errors import EdgespecError, ModelError, UsageError
+from edgespec.errors import UsageError
 from edgespec.models.enlarging import enlarge
 from edgespec.values import EnlargeReport
 
@@ -51,19 +51,3 @@ def test_a_file_is_never_overwritten(source: Path, tmp_path: Path):
     with pytest.raises(UsageError, match="name another file"):
         enlarge(source, out, 10)
     assert out.read_bytes() == b"precious"
-
-
-@pytest.mark.parametrize("values", [["no_such_module:tool"], []])
-def test_a_tool_that_is_not_installed_is_named(
-    monkeypatch: pytest.MonkeyPatch, source: Path, tmp_path: Path, values: list[str]
-):
-    install(monkeypatch, *values)
-    with pytest.raises(EdgespecError, match=r"pip install .*\[gguf\]"):
-        enlarge(source, tmp_path / "out", 10)
-
-
-def test_what_no_tool_knows_is_refused(source: Path, tmp_path: Path):
-    with pytest.raises(ModelError, match="cannot be enlarged: name a GGUF model"):
-        enlarge(tmp_path, tmp_path / "out", 10)
-    with pytest.raises(ModelError, match="does not exist"):
-        enlarge(tmp_path / "nothing.weights", tmp_path / "out", 10)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from edgespec.files.json_file import MAX_BYTES, JsonFile, pair_digest
-from edgespec.values import ModelInfo
-
-MODEL = ModelInfo("a", "table", n_vocab=2, n_ctx=8, n_layers=1, size_bytes=9)
+from edgespec.files.json_file import MAX_BYTES, JsonFile
 
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:
@@ -33,12 +29,6 @@ def test_a_changed_number_is_no_number(tmp_path: Path) -> None:
     file.write({"bytes": 1234, "share": 0.1})
     file.path.write_text(file.path.read_text().replace("1234", "1235"))
     assert file.read() is None
-
-
-def test_a_file_without_a_checksum_is_read_as_earlier_versions_wrote_it(tmp_path: Path) -> None:
-    file = JsonFile(tmp_path, "one")
-    file.path.write_text('{"content": [1]}')
-    assert file.read() == {"content": [1]}
 
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
@@ -66,14 +56,3 @@ def test_what_a_killed_process_had_begun_is_deleted(tmp_path: Path) -> None:
     os.utime(part, (1, 1))
     JsonFile(tmp_path, "two").write(2)
     assert [path.name for path in tmp_path.iterdir()] == ["two.json"]
-
-
-def test_a_folder_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    JsonFile(tmp_path / "file" / "below", "one", 3).write(7)
-
-
-def test_a_digest_tells_models_apart() -> None:
-    other = replace(MODEL, n_layers=2)
-    assert pair_digest(MODEL) == pair_digest(MODEL, None) == pair_digest(replace(MODEL, n_ctx=16))
-    assert len({pair_digest(MODEL), pair_digest(other), pair_digest(MODEL, other)}) == 3

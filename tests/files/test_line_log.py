@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import UsageError
-from edgespec.files import line_log
 from edgespec.files.line_log import SYNC_S, LineLog
 
 
@@ -52,42 +51,6 @@ def test_one_process_writes_a_log_at_a_time(tmp_path: Path) -> None:
     with LineLog.at(path), pytest.raises(UsageError, match="being written by another process"):
         LineLog.at(path)
     LineLog.at(path).close()
-
-
-def test_a_new_log_without_a_line_is_removed_by_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    with pytest.raises(ZeroDivisionError), LineLog.at(path):
-        _ = 1 / 0
-    assert not path.exists()
-    with LineLog.at(path):
-        pass
-    assert path.read_bytes() == b""
-    with pytest.raises(ZeroDivisionError), LineLog.at(path):
-        _ = 1 / 0
-    assert path.exists()
-
-
-def test_a_log_with_a_line_survives_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    with LineLog.at(path) as log:
-        log.append(b"one")
-        log.__exit__(ZeroDivisionError)
-    assert path.read_bytes() == b"one\n"
-
-
-def test_a_log_that_was_removed_meanwhile_is_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "log"
-    claim = line_log.claim
-
-    def late(descriptor: int, out: Path) -> None:
-        path.unlink()
-        claim(descriptor, out)
-
-    monkeypatch.setattr(line_log, "claim", late)
-    with pytest.raises(UsageError, match="being written by another process"):
-        LineLog.at(path)
 
 
 def test_what_a_full_disk_took_of_a_line_is_removed(

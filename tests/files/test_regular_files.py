@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import socket
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from edgespec import runtimes
 from edgespec.errors import ModelError
-from edgespec.files.regular import open_regular, read_at_most, read_regular
+from edgespec.files.regular import open_regular, read_at_most
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs here")
 
@@ -52,21 +51,9 @@ def test_a_fifo_that_takes_the_place_of_a_file_keeps_nobody_waiting(
         open_regular(fifo)
 
 
-def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(bytes(100))
-    assert read_regular(path, 100) == bytes(100)
-    with pytest.raises(OSError, match="it holds more than 0 MiB"):
-        read_regular(path, 99)
-
-
 def test_a_stream_without_end_is_not_read_to_its_end() -> None:
     with Path("/dev/zero").open("rb") as endless, pytest.raises(OSError, match="more than 1 MiB"):
         read_at_most(endless, "/dev/zero", 1 << 20)
-
-
-def test_a_pipe_may_be_read_whole() -> None:
-    assert read_at_most(io.BytesIO(b"text"), "stdin", 4) == b"text"
 
 
 @pytest.mark.parametrize("name", ["a FIFO", "a socket", "a device"])

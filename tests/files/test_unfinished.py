@@ -81,14 +81,6 @@ def test_nothing_is_left_of_what_failed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_is_gone_at_the_end(tmp_path: Path) -> None:
-    with scratch_folder(tmp_path) as part:
-        (part / "file").write_bytes(b"content")
-        (part / "file").replace(tmp_path / "file")
-        (part / "other").touch()
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
 @each_kind
 def test_what_a_killed_process_left_is_gone_when_the_next_one_writes_there(
     tmp_path: Path, kind: str, place: str
@@ -114,25 +106,6 @@ def test_a_file_has_the_rights_that_files_have_here(tmp_path: Path) -> None:
     with unfinished_file(tmp_path / "out"):
         pass
     assert (tmp_path / "out").stat().st_mode == (tmp_path / "ordinary").stat().st_mode
-
-
-def test_two_may_write_one_place_and_the_last_one_wins(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with unfinished_file(out) as one, unfinished_file(out) as other:
-        one.write(b"one")
-        other.write(b"other")
-    assert out.read_bytes() == b"one"
-    assert parts(tmp_path) == []
-
-
-def test_a_part_that_is_about_to_be_locked_is_not_swept(tmp_path: Path) -> None:
-    part = tmp_path / f".new{SUFFIX}"
-    part.touch()
-    sweep(tmp_path)
-    assert part.exists()
-    os.utime(part, (1, 1))
-    sweep(tmp_path)
-    assert not part.exists()
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs procfs")

@@ -78,15 +78,6 @@ def test_the_grammar_holds_behind_the_mark_however_it_is_split(mark: tuple[int, 
     assert grammar.taken == [b"{", b"}", b""]
 
 
-def test_blanks_may_separate_them_twice() -> None:
-    state, grammar = started()
-    take(state, 6, SPACE, SPACE)
-    assert allowed(state) == {9}
-    take(state, 9)
-    assert allowed(state) == {10}
-    assert grammar.taken == [b"{"]
-
-
 def test_no_token_spans_the_mark_and_the_answer() -> None:
     state, _ = started()
     take(state, 1, 2)
@@ -104,14 +95,6 @@ def test_reasoning_that_takes_too_long_is_closed() -> None:
     assert allowed(state) == {9}
     assert state.forced(9) == [9, 10]
     assert grammar.taken == []
-
-
-def test_what_the_grammar_forces_is_forced_once_the_answer_has_begun() -> None:
-    state, _ = started()
-    take(state, 6)
-    assert state.forced(9) == []
-    take(state, 9)
-    assert state.forced(9) == [10]
 
 
 @pytest.mark.parametrize("text", [(0, 6, SPACE, 9, 10), (1, 2, 4, 9, 10), (0, 0, 0, *CLOSING, 9)])

@@ -37,22 +37,11 @@ def test_reasoning_is_free_up_to_its_budget_then_closed() -> None:
     assert its.allowed().all() and its.forced(9) == []
 
 
-def test_reasoning_that_ends_by_itself_is_not_closed() -> None:
-    for end in (("</think>",), ("</thi", "nk>")):
-        its = after(budget(4), "a", *end, "a", "b", "a", "b")
-        assert its.allowed().all() and its.forced(9) == []
-
-
 def test_a_text_that_opens_reasoning_itself_has_the_budget_behind_its_mark() -> None:
     for begin in (("<think>",), ("\n", "<th", "ink>")):
         its = after(budget(2, inside=False), *begin, "a")
         assert its.forced(9) == []
         assert after(its, "b").forced(9) == [*CLOSING]
-
-
-def test_a_text_without_reasoning_is_free() -> None:
-    its = after(budget(1, inside=False), "a", "<think>", "b", "b", "b")
-    assert its.allowed().all() and its.allowed([EOG]).all()
 
 
 def test_tokens_ahead_are_judged_without_being_taken() -> None:

@@ -35,11 +35,6 @@ def test_jobs_and_results_survive_the_way():
     assert launch(partial(list, values)) == values
 
 
-def test_a_result_behind_other_output_is_none():
-    with pytest.raises(EdgespecError, match=r"ended before it was done \(exit code 0\)"):
-        launch(partial(print, "a library says hello", flush=True))
-
-
 @pytest.mark.slow
 def test_an_error_of_the_system_comes_back(tmp_path: Path):
     with pytest.raises(EdgespecError, match="No such file"):
@@ -67,13 +62,6 @@ def test_a_process_that_crashes_says_by_what(ends: str, tmp_path: Path):
     """A shell or systemd-run in between tells the signal in its exit code."""
     with pytest.raises(EdgespecError, match=r"SIGSEGV.*pip install"):
         launch(partial(raw_bytes_per_s, tmp_path), limiter_of("sh", "-c", ends))
-
-
-def test_a_process_that_fails_shows_its_last_words(tmp_path: Path):
-    words = limiter_of("sh", "-c", "echo oh >&2; echo no >&2; exit 3")
-    with pytest.raises(EdgespecError) as raised:
-        launch(partial(raw_bytes_per_s, tmp_path), words)
-    assert str(raised.value) == "the process ended before it was done (exit code 3: no)"
 
 
 def test_ctrl_c_ends_the_process_and_removes_its_limits(tmp_path: Path):
@@ -106,33 +94,6 @@ def test_ctrl_c_ends_the_process_and_removes_its_limits(tmp_path: Path):
         thread.join()
         signal.signal(signal.SIGINT, before)
     assert left == ["removed"]
-
-
-def test_ctrl_c_ends_the_programs_of_the_process_too(tmp_path: Path):
-    """A trial of a library that a candidate of `tune` had started went on."""
-    path = tmp_path / "pid"
-    sleeper = "[sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True"
-    program = (
-        "import pathlib, subprocess, sys\n"
-        f"started = subprocess.Popen({sleeper})\n"
-        f"pathlib.Path({str(path)!r}).write_text(str(started.pid))\n"
-        "started.wait()"
-    )
-
-    def interrupt() -> None:
-        if path.exists() and path.read_text():
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        launch(
-            partial(raw_bytes_per_s, tmp_path),
-            limiter_of(sys.executable, "-c", program),
-            tick=interrupt,
-        )
-    pid, deadline = int(path.read_text()), time.monotonic() + 20
-    while is_at_work(pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not is_at_work(pid)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
@@ -184,10 +145,3 @@ def test_ctrl_c_while_a_process_is_started_is_heard_afterwards():
     finally:
         signal.signal(signal.SIGINT, before)
     assert done
-
-
-def test_the_page_cache_can_be_told_to_forget_a_file(tmp_path: Path):
-    path = tmp_path / "file"
-    path.write_bytes(b"x" * 4096)
-    launching.drop_cache(path)
-    assert path.read_bytes() == b"x" * 4096

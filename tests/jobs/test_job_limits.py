@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.errors import EdgespecError
 from edgespec.jobs import limits
 from edgespec.jobs.limits import ProcessLimits
 
@@ -98,17 +97,6 @@ def test_groups_that_a_killed_process_left_are_removed_by_the_next(version_1: Pa
     assert groups(version_1) == [living]
 
 
-def test_the_first_group_is_removed_when_the_second_cannot_be_made(
-    version_1: Path, monkeypatch: pytest.MonkeyPatch
-):
-    shutil.rmtree(version_1 / "cg/blkio")
-    (version_1 / "cg/blkio").write_text("no folder")
-    limiter, reasons = limits.find(BOTH, version_1, version_1)
-    assert limiter is limits.UNLIMITED
-    assert reasons[0].startswith("cgroup v1: ")
-    assert groups(version_1) == []
-
-
 def test_removing_waits_for_the_last_process(version_1: Path, monkeypatch: pytest.MonkeyPatch):
     limiter, _ = limits.find(ProcessLimits(memory_bytes=1 << 20), version_1, version_1)
     busy = [OSError(16, "busy")] * 2
@@ -150,10 +138,6 @@ def test_without_any_way_everything_is_unlimited_and_the_reasons_are_told(disk):
         assert prefix == []
 
 
-def test_nothing_to_limit_needs_no_group(tmp_path: Path):
-    assert limits.find(ProcessLimits(), tmp_path, tmp_path) == (limits.UNLIMITED, [])
-
-
 def test_a_partition_is_limited_by_its_disk(disk):
     root, name = disk
     folder = root / "sys/dev/block" / name
@@ -163,9 +147,3 @@ def test_a_partition_is_limited_by_its_disk(disk):
     write(real / "sda1/partition", "1\n")
     folder.symlink_to(real / "sda1")
     assert limits.device_of(root, root) == "8:0"
-
-
-def test_a_file_system_without_a_disk_cannot_be_limited(tmp_path: Path):
-    write(tmp_path / "proc/self/mountinfo", "")
-    with pytest.raises(EdgespecError, match="no block device"):
-        limits.device_of(tmp_path, tmp_path)

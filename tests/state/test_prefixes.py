@@ -11,12 +11,9 @@ import pytest
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.text import N_LEFT
-from edgespec.errors import UsageError
 from edgespec.ports.text_request import TextRequest
 from edgespec.state import blocks
 from edgespec.state.blocks import SUFFIX, BlockFolder
-from edgespec.state.chains import MIN_TOKENS
-from edgespec.state.checkpoint_chain import END, TOKENS_OF_A_NAME
 from edgespec.state.prefix_cache import PrefixCache
 from engine_cases import GREEDY
 from engine_cases import AskedEngine as Engine
@@ -143,27 +140,11 @@ def test_another_clients_slot_is_not_continued(folder: Path) -> None:
         assert process.reused == len(TEXT) - 1
 
 
-def test_another_context_is_another_prefix(folder: Path) -> None:
-    once(folder, TEXT)
-    assert once(folder, TEXT, n_ctx=200).reused == 0
-
-
-def test_short_texts_are_not_stored(folder: Path) -> None:
-    once(folder, TEXT[: MIN_TOKENS - 10])
-    assert files(folder) == []
-
-
 def test_what_texts_share_is_stored_once(folder: Path) -> None:
     once(folder, TEXT)
     n_before = len(files(folder))
     once(folder, [*TEXT[:80], *TEXT[:20]])
     assert len(files(folder)) - n_before <= 1 + 28 // FAKE_BLOCK_TOKENS
-
-
-def test_blocks_are_their_owners_alone(folder: Path) -> None:
-    once(folder, TEXT)
-    assert {path.stat().st_mode & 0o777 for path in files(folder)} == {0o600}
-    assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_damaged_block_is_deleted_and_stored_again(folder: Path) -> None:
@@ -175,14 +156,6 @@ def test_a_damaged_block_is_deleted_and_stored_again(folder: Path) -> None:
     second = once(folder, TEXT)
     assert (second.reused, second.text) == (0, first.text)  # type: ignore[attr-defined]
     assert once(folder, TEXT).reused == whole(len(TEXT) - 1)
-
-
-def test_a_block_of_another_name_is_damaged(folder: Path) -> None:
-    store = BlockFolder(folder, SIZE)
-    store.write("a", memoryview(b"content"))
-    (folder / ("a" + SUFFIX)).rename(folder / ("b" + SUFFIX))
-    assert store.read("b") is None
-    assert files(folder) == []
 
 
 @pytest.mark.parametrize("length", [0, 10, 64, 70])
@@ -211,12 +184,6 @@ def test_a_folder_never_exceeds_its_size(folder: Path) -> None:
     assert sum(path.stat().st_size for path in files(folder)) <= 20 * 4096
 
 
-def test_a_smaller_size_is_kept_from_the_start(folder: Path) -> None:
-    once(folder, TEXT)
-    BlockFolder(folder, 5 * 4096)
-    assert len(files(folder)) <= 5
-
-
 def test_unfinished_blocks_of_killed_processes_are_deleted(folder: Path) -> None:
     folder.mkdir()
     part = folder / ".0123.edgespec-part"
@@ -243,12 +210,6 @@ def test_a_full_disk_is_one_warning(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert list(folder.iterdir()) == []
 
 
-def test_a_model_without_parts_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeModel, "block_tokens", 0)
-    with pytest.raises(UsageError, match="has no parts"):
-        StoringEngine(folder)
-
-
 RECURRENT = {"tree_capable": False, "n_ctx": 512}
 
 
@@ -258,22 +219,6 @@ def test_a_recurrent_text_goes_on_where_a_prompt_ended(folder: Path) -> None:
     longer = once(folder, [*TEXT, *TEXT[:50]], **RECURRENT)
     assert again.text == first.text  # type: ignore[attr-defined]
     assert again.reused == longer.reused >= len(TEXT) - 1 - N_LEFT
-
-
-def test_a_recurrent_text_that_ends_before_a_stored_state_is_computed(folder: Path) -> None:
-    once(folder, TEXT, **RECURRENT)
-    assert once(folder, TEXT[:80], **RECURRENT).reused == 0
-
-
-def test_a_beginning_that_recurrent_texts_share_is_known_to_the_third(folder: Path) -> None:
-    begin = TEXT[:80]
-    known = [once(folder, [*begin, n, *TEXT[:40]], **RECURRENT).reused for n in (1, 2, 3)]
-    assert known == [0, 0, TOKENS_OF_A_NAME]
-
-
-def test_another_clients_state_is_not_used(folder: Path) -> None:
-    once(folder, TEXT, client="anna", **RECURRENT)
-    assert once(folder, TEXT, client="bert", **RECURRENT).reused == 0
 
 
 @pytest.mark.parametrize("n", range(7))
@@ -286,29 +231,6 @@ def test_a_state_with_a_damaged_piece_is_computed_and_stored_again(folder: Path,
     second = once(folder, TEXT, **RECURRENT)
     assert (second.reused, second.text) == (0, first.text)  # type: ignore[attr-defined]
     assert once(folder, TEXT, **RECURRENT).reused > 0
-
-
-def test_a_state_that_loses_its_slot_is_known_later(folder: Path) -> None:
-    process = StoringEngine(folder, **RECURRENT)  # type: ignore[arg-type]
-    with process.engine:
-        process.write(TEXT)
-        process.write(TEXT[::-1])
-        process.write(TEXT)
-        assert process.reused >= len(TEXT) - 1 - N_LEFT
-
-
-def test_the_piece_that_ends_a_state_is_deleted_first(folder: Path) -> None:
-    once(folder, TEXT, **RECURRENT)
-    once(folder, TEXT, **RECURRENT)
-    oldest = min(files(folder), key=lambda path: path.stat().st_mtime_ns)
-    assert oldest.name.endswith(END + SUFFIX)
-
-
-def test_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(UsageError, match=r"`prompt_cache`: .*file"):
-        StoringEngine(tmp_path / "file")
-    assert (tmp_path / "file").read_text() == "mine"
 
 
 @pytest.fixture(autouse=True)
