@@ -8,19 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from bench_rows import report, row
 from edgespec.bench.bench_runs import ModelSurvey, applicable, in_parallel, named_drafts
 from edgespec.bench.bench_settings import BenchSettings
-from edgespec.bench.modes import ENGINE_MODES, BenchDraft, known_modes, with_drafts
+from edgespec.bench.modes import BenchDraft, known_modes, with_drafts
 from edgespec.cli import command_line
 from edgespec.cli.commands import bench
 from edgespec.cli.commands.bench import chosen_prompts
 from edgespec.cli.flags import groups
 from edgespec.cli.flags import parser as flags
-from edgespec.cli.invocation import spelled
 from edgespec.models import packaged
 from edgespec.models.embedded import embedded_pair
-from edgespec.models.model_files import copies, distinct_names, files_of, largest_of, size_of
+from edgespec.models.model_files import copies, files_of, largest_of, size_of
 from edgespec.ports.baselines import Baseline
 
 KNOWN = known_modes(
@@ -59,11 +57,6 @@ def test_an_unknown_mode_is_refused_before_anything_is_made(capsys, monkeypatch)
     assert "unknown mode 'pagd'; did you mean 'paged'?" in capsys.readouterr().err
 
 
-def test_a_model_that_is_not_there_is_exit_code_3(capsys):
-    assert command_line.main(["bench", "-m", "/nonexistent.gguf"]) == 3
-    assert "/nonexistent.gguf does not exist" in capsys.readouterr().err
-
-
 def test_help_names_every_mode(capsys):
     pytest.importorskip("llama_cpp")
     from edgespec_runtimes.gguf import runtime
@@ -83,25 +76,6 @@ def test_quick_gives_way_to_what_is_said():
     settings = settings_of("--quick", "-n", "7")
     assert (settings.repetitions, settings.max_tokens) == (1, 7)
     assert (chosen_prompts(settings)[1], chosen_prompts(settings_of())[1]) == (1, 3)
-
-
-def test_quick_measures_greedy_texts_unless_a_temperature_is_said():
-    assert settings_of("--quick").temperature == 0
-    assert settings_of("--quick", "--temp", "0.6").temperature == 0.6
-    assert settings_of().temperature is None
-
-
-def test_the_report_says_the_command():
-    args = flags.parse(["bench", "--quick", "--memory-budget", "30%", "--json"])
-    assert spelled(args) == "edgespec bench --quick --memory-budget 30% --json"
-
-
-def test_drafts_of_one_name_are_numbered():
-    assert distinct_names([Path("a/d.gguf"), Path("e.gguf"), Path("b/d.gguf")]) == [
-        "d#1",
-        "e",
-        "d#2",
-    ]
 
 
 def test_modes_that_draft_need_a_draft():
@@ -155,14 +129,6 @@ def test_a_target_s_own_layer_guesses_for_one_text():
     modes, (gone,) = in_parallel(own, (1, 4))
     assert [mode.name for mode in modes] == ["auto x1"]
     assert (gone.mode, gone.reason) == ("auto x4", "the target's own layer guesses for one text")
-
-
-def test_resident_needs_room_for_all_weights():
-    known = with_drafts(KNOWN, [BenchDraft(Path("d"), "d")])
-    modes, (gone,) = applicable(known, ModelSurvey(100, {}), 99)
-    assert gone.mode == "resident"
-    assert "100 bytes" in gone.reason
-    assert len(modes) == len(KNOWN) - 1
 
 
 def test_prompts_are_named_by_number_and_beginning(tmp_path: Path):
@@ -356,21 +322,3 @@ def test_a_budget_that_cannot_work_is_exit_code_4(unenlarged: None, capsys):
         command_line.main(["bench", "--memory-budget", "50MiB", "--modes", "auto", "--quick"]) == 4
     )
     assert "raise --memory-budget" in capsys.readouterr().err
-
-
-@pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bench that is over at once."""
-    rows = [row("mmap", 1.0), row("paged", 2.0)]
-    monkeypatch.setattr(bench, "measure", lambda *args: report(rows))
-
-
-def test_json_on_stdout_is_alone_there(measured: None, capsys):
-    assert command_line.main(["bench", "--json"]) == 0
-    out, err = capsys.readouterr()
-    assert json.loads(out)["reference"] == "mmap"
-    assert "tokens/s" in err
-
-
-def test_engine_modes_are_named_once():
-    assert len({mode.name for mode in ENGINE_MODES}) == len(ENGINE_MODES)

@@ -10,25 +10,10 @@ from bench_rows import MB, report, row
 from edgespec.bench.summary import (
     Spread,
     TextAgreement,
-    agreement,
-    bound,
-    spread,
     summarise,
 )
-from edgespec.bench.table import curve, run_line
+from edgespec.bench.table import curve
 from edgespec.values import TextCost
-
-
-def test_a_spread_is_the_median_and_its_ends():
-    assert spread([3.0, 1.0, 10.0]) == Spread(3.0, 1.0, 10.0)
-
-
-def test_a_run_is_told_within_eighty_columns():
-    """The lines had 118 characters, and a terminal broke them."""
-    ran = row("tree-adaptive @0.8", 12.3456, prompt="12 def count_wor", accepted=[10, 10])
-    line = run_line(ran, 100, 120)
-    assert line.endswith("  67.9 tokens/s, 11.00 per pass")
-    assert len(line) <= 80
 
 
 def test_ratios_are_of_pairs_that_ran_together():
@@ -84,10 +69,6 @@ def test_the_first_mode_with_rows_is_the_reference():
     assert auto.ratio == Spread(2.0, 2.0, 2.0)
 
 
-def test_the_bound_is_what_reads_at_the_raw_rate_would_give():
-    assert bound(300.0 * MB, 100.0 * MB, 2.0) == pytest.approx(6.0)
-
-
 def test_the_share_of_the_bound_is_the_share_of_the_raw_rate():
     """6 tokens in 2 passes of 100 MB at 1.5 tokens/s read 50 MB/s, a sixth of 300."""
     rows = [row("auto", 1.5, tokens=range(6), accepted=(2, 2))]
@@ -102,14 +83,6 @@ def test_what_reads_nothing_has_no_bound():
     (resident,) = summarise([row("resident", 9.0, pass_bytes=0)], ["resident"], 1.0)
     assert resident.bound_tokens_per_s is None
     assert resident.share_of_bound is None
-
-
-def test_agreement_ends_at_the_first_difference():
-    assert agreement([1, 2, 9, 4], [1, 2, 3, 4]) == TextAgreement(2, 4)
-
-
-def test_agreement_is_over_the_shorter_text():
-    assert agreement([1, 2, 3], [1, 2]) == TextAgreement(2, 2)
 
 
 def test_texts_of_a_library_are_others_at_a_temperature():

@@ -18,10 +18,6 @@ def test_a_line_is_a_message_and_a_backslash_joins_two(tmp_path):
     assert piped("a\\\nb\r\nü\nc\\".encode(), tmp_path) == ["a\nb", "ü", "c\n"]
 
 
-def test_the_mark_that_windows_writes_first_is_no_part_of_a_message(tmp_path):
-    assert piped("\ufeff/no_think Hi\n".encode(), tmp_path) == ["/no_think Hi"]
-
-
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
@@ -36,19 +32,6 @@ def test_the_mark_that_windows_writes_first_is_no_part_of_a_message(tmp_path):
 def test_a_line_that_is_no_message_is_refused(content, complaint, tmp_path):
     with pytest.raises(UsageError, match=complaint):
         piped(content, tmp_path)
-
-
-def test_ctrl_c_on_an_empty_line_says_what_ends(capsys):
-    """A user who wanted to leave saw one empty prompt after the other."""
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.input import create_pipe_input
-    from prompt_toolkit.output import DummyOutput
-
-    with create_pipe_input() as keys:
-        session = PromptSession(input=keys, output=DummyOutput())
-        keys.send_text("half a message\x03\x03ok\r\x04")
-        assert list(chat_input._from_terminal(session)) == ["ok"]
-    assert capsys.readouterr().err == f"{chat_input.HOW_TO_END}\n"
 
 
 def test_the_history_is_its_owners_alone_whatever_it_was(tmp_path):

@@ -78,26 +78,10 @@ def test_every_turn_draws_anew_and_a_seed_repeats_them_all():
     assert first.seeds[0] == 7
 
 
-def test_the_largest_seed_has_a_next_one():
-    session = Talker()
-    talk, _, _ = chat(session, seed=(1 << 64) - 1)
-    talk.take("Is it?")
-    talk.take("Is it?")
-    assert session.seeds == [(1 << 64) - 1, 0]
-
-
 def test_an_answer_that_was_stopped_before_its_first_word_leaves_no_turn():
     talk, dialogue, _ = chat(Talker(ScriptedAnswer((), "cancelled")))
     talk.take("Is it?")
     assert dialogue.turns == []
-
-
-def test_an_answer_that_was_stopped_before_its_first_word_has_no_speed():
-    err = io.StringIO()
-    console = Console("never", stdout=io.StringIO(), stderr=err)
-    session = Talker(ScriptedAnswer((), "cancelled"))
-    Chat(session, Dialogue(), GenerateSettings(), None, console).take("Is it?")
-    assert err.getvalue() == "stopped before the first token\n"
 
 
 @pytest.mark.parametrize(
@@ -176,25 +160,3 @@ def test_a_conversation_that_shifts_leaves_out_its_first_turns_until_half_is_fre
         talk.take("Is it?")
     assert session.lengths == lengths
     assert len(dialogue.turns) == 10
-
-
-class LongPrompt(Talker):
-    """A session that has read a quarter of the prompt after ten seconds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now_s = 100.0
-
-    def stream(self, tokens, sampling, limit, stop, progress, *others, **options):
-        for share in (0.0, 0.25):
-            progress("reading the prompt", share)
-            self.now_s += 10
-        return super().stream(tokens, sampling)
-
-
-def test_a_long_prompt_shows_the_time_that_remains():
-    session, err = LongPrompt(), io.StringIO()
-    console = Console("never", stdout=io.StringIO(), stderr=err, clock=lambda: session.now_s)
-    Chat(session, Dialogue(), GenerateSettings(), None, console).take("Is it?")
-    shown = err.getvalue().splitlines()
-    assert shown == ["reading the prompt: 25%, about 30 s left", "1 token"]

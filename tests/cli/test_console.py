@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ import pytest
 from edgespec.cli import console as output
 from edgespec.cli.console import Console, wants_color
 from edgespec.errors import EdgespecError
-from edgespec.reports import Report, Row
 from edgespec.values import TokenEvent
 
 
@@ -46,23 +44,6 @@ def test_color_is_for_terminals_that_want_it(mode, stream, environ, wanted):
     assert wants_color(mode, stream, environ) is wanted
 
 
-@pytest.mark.parametrize(("stream", "text"), [(FakeTerminal(), "word\n"), (io.StringIO(), "word")])
-def test_only_a_terminal_gets_a_line_end_that_the_text_lacks(stream: io.StringIO, text: str):
-    console = Console("never", stdout=stream, stderr=io.StringIO())
-    console.token(TokenEvent("word", 1, "target", 0))
-    console.end_of_text()
-    assert stream.getvalue() == text
-
-
-def test_a_result_after_text_begins_a_line():
-    out = io.StringIO()
-    console = Console("never", stdout=out)
-    console.token(TokenEvent("word", 1, "target", 0))
-    console.end_of_text()
-    console.write("result")
-    assert out.getvalue() == "word\nresult\n"
-
-
 def test_what_is_soon_done_shows_no_progress():
     err, clock = FakeTerminal(), FakeClock()
     console = Console(stderr=err, clock=clock)
@@ -93,24 +74,6 @@ def test_a_log_gets_plain_lines_now_and_then():
     assert err.getvalue() == "loading: 10%\nloading: 40%\nloading: 70%\n"
 
 
-def test_a_log_does_not_say_the_same_twice():
-    err, clock = io.StringIO(), FakeClock()
-    console = Console(stderr=err, clock=clock)
-    for _ in range(10):
-        console.progress("measuring", 1.0)
-        clock.now_s += 6
-    assert err.getvalue() == "measuring: 100%\n"
-
-
-def test_progress_falls_back_only_where_a_phase_begins_again():
-    err, clock = io.StringIO(), FakeClock()
-    console = Console(stderr=err, clock=clock)
-    for share in (0.5, 0.98, 0.97, 0.0, 0.5):
-        console.progress("fetching", share)
-        clock.now_s += 6
-    assert err.getvalue() == "fetching: 98%\nfetching: 50%\n"
-
-
 @pytest.mark.parametrize("width", [20, 80])
 def test_progress_on_a_terminal_is_one_line(width: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", str(width))
@@ -122,21 +85,6 @@ def test_progress_on_a_terminal_is_one_line(width: int, monkeypatch: pytest.Monk
     assert len(err.getvalue().strip("\r").removeprefix("\x1b[K")) <= width - 1
 
 
-def test_a_file_gets_whole_lines():
-    out, said = io.StringIO(), "word " * 100
-    Console("never", stdout=out, stderr=out).write(said)
-    assert out.getvalue() == f"{said}\n"
-
-
-def test_every_phase_has_its_own_patience():
-    err, clock = io.StringIO(), FakeClock()
-    console = Console(stderr=err, clock=clock)
-    console.progress("loading", 0.0)
-    clock.now_s += 2
-    console.progress("reading", 0.0)
-    assert err.getvalue() == ""
-
-
 def test_quiet_keeps_notes_and_progress():
     err, clock = io.StringIO(), FakeClock()
     console = Console(quiet=True, stderr=err, clock=clock)
@@ -145,32 +93,6 @@ def test_quiet_keeps_notes_and_progress():
     console.progress("loading", 0.5)
     console.note("to know")
     assert err.getvalue() == ""
-
-
-def test_an_object_is_one_line_of_json():
-    out = io.StringIO()
-    report = Report(Row("text", "a\nß"))
-    Console("never", stdout=out, stderr=io.StringIO()).result(Namespace(json=True), report)
-    assert out.getvalue() == '{"text": "a\\nß"}\n'
-
-
-@pytest.mark.parametrize(
-    ("share", "line"),
-    [
-        (0.005, "checking: 0%\n"),
-        (0.25, "checking: 25%, about 30 s left\n"),
-        (0.05, "checking: 5%, about 3 min left\n"),
-        (0.01, "checking: 1%, about 16 min left\n"),
-        (1.0, "checking: 100%, about 0 s left\n"),
-    ],
-)
-def test_progress_may_tell_the_time_that_remains(share: float, line: str):
-    err, clock = io.StringIO(), FakeClock()
-    console = Console(stderr=err, clock=clock)
-    console.progress_with_rest("checking", 0.0)
-    clock.now_s += 10
-    console.progress_with_rest("checking", share)
-    assert err.getvalue() == line
 
 
 NASTY = "a\x1b]0;title\x07b\x1b[2Jc\x9b31md\re\x7f\tf\n"
@@ -223,10 +145,3 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(
         output.write_json(str(out), {"a": 1})
     assert out.read_text() == "before"
     assert list(tmp_path.iterdir()) == [out]
-
-
-def test_a_link_stays_a_link(tmp_path: Path):
-    (link := tmp_path / "link").symlink_to(target := tmp_path / "target")
-    output.write_json(str(link), {"a": 1})
-    assert link.is_symlink()
-    assert target.read_text() == '{"a": 1}\n'

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import io
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from edgespec.cli.commands import demo
 from edgespec.cli.console import Console
-from edgespec.errors import EdgespecError
-from edgespec.models.embedded import embedded_pair
 
 
 @pytest.fixture
@@ -37,11 +34,6 @@ def test_the_target_is_enlarged_once(
     assert first.parent == tmp_path / "edgespec"
 
 
-def test_the_output_of_a_command_comes_back() -> None:
-    words = demo.command("models", "path", "draft", stdout=subprocess.PIPE)
-    assert words.decode().strip() == str(embedded_pair().draft)
-
-
 @pytest.mark.slow
 def test_a_command_that_fails_says_so_itself(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
@@ -50,27 +42,8 @@ def test_a_command_that_fails_says_so_itself(capfd: pytest.CaptureFixture[str]) 
     assert capfd.readouterr().err.count("nothing.gguf") == 1
 
 
-@pytest.mark.parametrize(
-    ("code", "message"), [(-9, "it was killed"), (-11, "SIGSEGV.*pip install")]
-)
-def test_a_command_that_vanishes_is_an_error(
-    code: int, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended = subprocess.CompletedProcess([], code)
-    monkeypatch.setattr(subprocess, "run", lambda *args, **options: ended)
-    with pytest.raises(EdgespecError, match=f"while running `edgespec plan` .*{message}"):
-        demo.command("plan")
-
-
 def test_the_comparison_says_how_many_times_and_whether_the_texts_are_the_same() -> None:
     alone = {"timings": {"tokens_per_s": 2.0}, "tokens": [1, 2]}
     drafted = {"timings": {"tokens_per_s": 6.0}, "tokens": [1, 2]}
     assert "3.0 times as fast; the same text" in demo.comparison(alone, drafted)
     assert "differ" in demo.comparison(alone, drafted | {"tokens": [1, 3]})
-
-
-def test_the_next_step_is_a_real_model(own_cache_folder: Path) -> None:
-    assert "a download of 1.1 GB, once" in demo._next_step()
-    own_cache_folder.mkdir(parents=True)
-    (own_cache_folder / "qwen2.5-coder.gguf").touch()
-    assert "which is here" in demo._next_step()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import signal
@@ -166,11 +165,3 @@ def test_a_closed_stdout_is_an_error(fake: FakeSession, monkeypatch: pytest.Monk
     assert command_line.main(["generate", "-p", "hi"]) == 1
     assert "is stdout closed?" in capsys.readouterr().err
     sys.stdout.close()
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-def test_a_version_that_cannot_be_written_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys):
-    with Path("/dev/full").open("wb", buffering=0) as full:
-        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(full, write_through=True))
-        assert command_line.main(["--version"]) == 1
-    assert "No space left" in capsys.readouterr().err

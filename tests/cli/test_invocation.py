@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 
 import pytest
 
 from edgespec.cli.flags import parser as flags
 from edgespec.cli.invocation import CommandSettings, read_prompts, settings_from
-from edgespec.errors import ModelError, UsageError
+from edgespec.errors import UsageError
 
 
 def request(tmp_path: Path, config: str = "", **flags: object) -> CommandSettings:
@@ -46,16 +45,6 @@ def test_a_file_may_name_the_models(tmp_path: Path):
 def test_a_value_of_a_wrong_type_is_refused_by_its_key(tmp_path: Path, line: str, message: str):
     with pytest.raises(UsageError, match=message):
         request(tmp_path, line)
-
-
-def test_a_file_may_begin_with_the_mark_that_windows_writes(tmp_path: Path):
-    assert request(tmp_path, "\ufeffctx-size = 64").load.ctx_size == 64
-    assert prompts(tmp_path, "prompts.txt", "\ufeffone") == ["one"]
-
-
-def test_every_path_in_a_file_is_relative_to_it(tmp_path: Path):
-    load = request(tmp_path, 'model = "m.gguf"\nprompt-cache = "kept"').load
-    assert load.prompt_cache == tmp_path / "kept"
 
 
 def test_the_flag_no_draft_overrules_the_file_and_says_so(tmp_path: Path):
@@ -122,22 +111,6 @@ def test_a_file_may_call_models_by_their_names(tmp_path: Path):
     assert load.draft is not None and load.draft.name.startswith("edgespec-draft")
 
 
-def test_a_file_beside_the_config_wins_over_a_name(tmp_path: Path):
-    (tmp_path / "target").touch()
-    assert request(tmp_path, 'model = "target"').load.model == tmp_path / "target"
-
-
-def test_an_unknown_name_is_told_the_nearest(tmp_path: Path):
-    with pytest.raises(ModelError, match="no model of this name; did you mean 'draft'"):
-        request(tmp_path, model="target", draft="drft")
-
-
-def test_a_home_that_is_unknown_is_left_in_the_path(tmp_path: Path):
-    assert request(tmp_path, model="~nobody-at-all/m.gguf").load.model == Path(
-        "~nobody-at-all/m.gguf"
-    )
-
-
 def test_what_a_file_says_wrong_is_refused_by_its_key(tmp_path: Path):
     with pytest.raises(UsageError, match=r"ctx-size = -1 in .*settings\.toml: it must be"):
         request(tmp_path, "ctx-size = -1")
@@ -145,20 +118,9 @@ def test_what_a_file_says_wrong_is_refused_by_its_key(tmp_path: Path):
         request(tmp_path, "ctx-size = 5", ctx_size="-2")
 
 
-def test_a_seed_of_minus_one_overrules_the_file(tmp_path: Path):
-    assert request(tmp_path, "seed = 5", seed="-1").generate.seed is None
-
-
 def test_no_guesses_in_the_file_are_no_draft(tmp_path: Path):
     result = request(tmp_path, 'model = "m.gguf"\ndraft = "d.gguf"\ndraft-max = 0')
     assert result.load.draft is None and result.generate.no_draft
-
-
-def test_sampling_may_stand_in_the_file(tmp_path: Path):
-    config = 'frequency-penalty = 0.5\npresence_penalty = 1\nlogit-bias = ["7+1", "8-inf"]'
-    generate = request(tmp_path, config).generate
-    assert (generate.frequency_penalty, generate.presence_penalty) == (0.5, 1.0)
-    assert generate.logit_bias == {7: 1.0, 8: -math.inf}
 
 
 # Guesses from the text

@@ -150,28 +150,3 @@ def test_the_command_installs_from_the_clone_that_runs(monkeypatch: pytest.Monke
     assert extras.install_command("serve") == ".venv/bin/python -m pip install -e '.[serve]'"
     monkeypatch.chdir(clone.parent)
     assert f"install -e '{clone.name}[serve]'" in extras.install_command("serve")
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize(
-    ("told", "source"),
-    [
-        ('{"url": "file:///w/edgespec-0.1.0.whl"}', "edgespec[hub] @ file:///w/edgespec-0.1.0.whl"),
-        (
-            '{"url": "https://h/edgespec", "vcs_info": {"vcs": "git"}}',
-            "edgespec[hub] @ git+https://h/edgespec",
-        ),
-        (None, "edgespec[hub]"),
-        ("no JSON", "edgespec[hub]"),
-    ],
-)
-def test_it_installs_from_where_a_wheel_came(
-    told: str | None, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Installed:
-        def read_text(self, name: str) -> str | None:
-            return told
-
-    monkeypatch.setattr(extras, "__file__", str(tmp_path / "edgespec/extras.py"))
-    monkeypatch.setattr(extras, "distribution", lambda name: Installed())
-    assert extras.install_command("hub").endswith(f" -m pip install '{source}'")

@@ -37,34 +37,11 @@ def test_an_error_is_one_line_and_its_exit_code(
     assert err.count("\n") == 1
 
 
-def test_an_error_with_json_is_an_object_too(monkeypatch: pytest.MonkeyPatch, capsys):
-    refuse_to_load(monkeypatch, BudgetError("too small", 77))
-    assert command_line.main(["plan", "--json"]) == 4
-    out, err = capsys.readouterr()
-    assert json.loads(out) == {
-        "error": {
-            "message": "too small",
-            "type": "BudgetError",
-            "exit_code": 4,
-            "smallest_bytes": 77,
-        }
-    }
-    assert "too small" in err
-
-
 def test_a_traceback_is_shown_on_request_only(monkeypatch: pytest.MonkeyPatch, capsys):
     refuse_to_load(monkeypatch, RuntimeError("a surprise"))
     monkeypatch.setenv("EDGESPEC_DEBUG", "1")
     assert command_line.main(["generate", "-p", "hi"]) == 1
     assert "Traceback" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("value", ["", "0"])
-def test_a_traceback_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, capsys, value: str):
-    refuse_to_load(monkeypatch, RuntimeError("a surprise"))
-    monkeypatch.setenv("EDGESPEC_DEBUG", value)
-    assert command_line.main(["generate", "-p", "hi"]) == 1
-    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_an_error_while_generating_closes_the_session(fake: FakeSession, capsys):
@@ -187,18 +164,3 @@ def test_an_error_goes_to_the_file_of_json(monkeypatch: pytest.MonkeyPatch, caps
     assert command_line.main(["generate", "--json", str(out), "-p", "hi"]) == 4
     assert json.loads(out.read_text())["error"]["smallest_bytes"] == 77
     assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "place"),
-    [
-        (["generate", "-p", "x"], None),
-        (["generate", "--json", "a.json", "-p", "x"], "a.json"),
-        (["generate", "--json=a.json", "-p", "x"], "a.json"),
-        (["generate", "--json", "-p", "x"], "-"),
-        (["bench", "--json", "a.json"], "a.json"),
-        (["models", "show", "--json", "smollm2"], "-"),
-    ],
-)
-def test_json_has_a_place_before_the_arguments_are_understood(arguments, place):
-    assert command_line.json_place(arguments) == place

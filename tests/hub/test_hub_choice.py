@@ -47,16 +47,8 @@ def test_what_names_no_repository_is_refused(text):
 FILES = ["m-Q8_0.gguf", "m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m-F16.gguf", "README.md"]
 
 
-def test_a_quantisation_is_found_in_any_case():
-    assert chosen(FILES, "q8_0") == ["m-Q8_0.gguf"]
-
-
 def test_without_one_it_is_llama_cpp_s_choice():
     assert chosen(FILES) == ["m-Q4_K_M.gguf"]
-
-
-def test_without_that_it_is_the_first():
-    assert chosen(["m-q8_0.gguf", "m-f16.gguf"]) == ["m-f16.gguf"]
 
 
 def test_part_of_a_quantisation_s_name_is_another_quantisation():
@@ -107,11 +99,6 @@ def test_an_address_of_a_file_or_folder_names_the_model_in_it():
     assert chosen(BROWSER, path="onnx/model_int8.onnx")[0] == "onnx/model_int8.onnx"
     with pytest.raises(ModelError, match="has no README"):
         chosen(FILES, path="README.md")
-
-
-def test_image_encoders_and_statistics_are_no_models():
-    names = ["mmproj-m-Q4_K_M.gguf", "m.imatrix.gguf", "m-Q4_K_M.gguf"]
-    assert chosen(names) == ["m-Q4_K_M.gguf"]
 
 
 def test_a_repository_without_gguf_says_what_it_has():

@@ -151,12 +151,6 @@ def test_a_quantisation_that_is_not_there_names_those_that_are(hub, tmp_path):
         fetch(hub, tmp_path, f"{REPO}:Q2_K")
 
 
-def test_a_hub_out_of_order_says_so(hub, tmp_path):
-    hub.status = 500
-    with pytest.raises(FetchError, match=rf"answered 500 for {REPO}: try again later"):
-        fetch(hub, tmp_path)
-
-
 @pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503])
 def test_a_model_in_the_cache_is_used_while_the_hub_refuses(hub, tmp_path, status):
     path = fetch(hub, tmp_path).path
@@ -217,27 +211,12 @@ def test_an_answer_that_passes_is_tried_again(hub, tmp_path, status):
     assert fetch(hub, tmp_path).path.read_bytes() == MODEL
 
 
-def test_an_answer_that_stays_is_told(hub, tmp_path):
-    hub.refusals = [503] * (download.MAX_FAILURES + 1)
-    with pytest.raises(FetchError, match=r"answered 503 for .*: try again later; the part that"):
-        fetch(hub, tmp_path)
-
-
 @pytest.mark.parametrize("status", [400, 403, 404, 410])
 def test_an_answer_that_will_be_the_same_is_not_asked_for_twice(hub, tmp_path, status):
     hub.refusals = [status, status]
     with pytest.raises(FetchError, match=rf"answered {status}"):
         fetch(hub, tmp_path)
     assert len(hub.refusals) == 1
-
-
-def test_pauses_grow_while_nothing_comes(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "PAUSE_S", 1.0)
-    pauses = []
-    monkeypatch.setattr(download.Download.run, "__defaults__", (pauses.append,))
-    hub.refusals, hub.breaks_after = [503, 503, 503], [100]
-    fetch(hub, tmp_path)
-    assert pauses == [1.0, 2.0, 4.0, 1.0]
 
 
 OUTSIDE = ["../../../x", "/tmp/x", "..", "a/b", "", "a" * 39, "a" * 63, "g" * 64, "a" * 65, None]

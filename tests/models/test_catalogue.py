@@ -69,20 +69,9 @@ def test_the_embedded_target_has_several_names(name: str) -> None:
     assert find(name) == PAIR.target
 
 
-@pytest.mark.parametrize("name", ["draft", "edgespec-draft", "edgespec-draft-q8_0"])
-def test_so_has_its_draft(name: str) -> None:
-    assert find(name) == PAIR.draft
-
-
 def test_a_cached_model_is_named_like_its_file(cached_models: Path) -> None:
     (cached_models / "big.gguf").write_bytes(b"")
     assert find("big") == cached_models / "big.gguf"
-
-
-def test_a_path_is_itself(tmp_path: Path) -> None:
-    path = tmp_path / "m.gguf"
-    path.write_bytes(b"")
-    assert find(str(path)) == path
 
 
 def test_a_name_wins_over_a_file_of_the_same_name(
@@ -132,11 +121,6 @@ def test_the_cache_holds_gguf_files_and_onnx_folders(cached_models: Path) -> Non
         ("b", "gguf"),
         ("export", "onnx"),
     ]
-
-
-def test_a_cache_that_was_never_used_is_empty(cached_models: Path) -> None:
-    cached_models.rmdir()
-    assert cached() == []
 
 
 def test_a_relative_cache_folder_is_ignored_as_the_specification_wants(

@@ -14,8 +14,6 @@ from edgespec.values import HeadDetails, ModelDetails, ModelInfo, OwnLayers
 from edgespec_runtimes.gguf.file.details import details_of
 from edgespec_runtimes.gguf.file.header import read_header
 from gguf_files import (
-    ARRAY,
-    I32,
     STRING,
     U32,
     Gguf,
@@ -83,15 +81,6 @@ def test_a_runtime_need_not_describe(mute: MuteRuntime, tmp_path: Path) -> None:
     assert (described.info.name, described.size_bytes) == ("mute", 7)
 
 
-def test_a_model_in_a_folder_is_all_its_files(mute: MuteRuntime, tmp_path: Path) -> None:
-    (tmp_path / "parts").mkdir()
-    for name in ("a", "parts/b"):
-        (tmp_path / name).write_bytes(b"1234")
-    described = describe(tmp_path)
-    assert [file.name for file in described.files] == ["a", "b"]
-    assert described.size_bytes == 8
-
-
 def test_what_was_prepared_is_closed(mute: MuteRuntime, tmp_path: Path) -> None:
     (tmp_path / "model").write_bytes(b"")
     describe(tmp_path / "model")
@@ -148,20 +137,6 @@ def test_layers_that_guess_for_their_model_are_told(
     assert details_of(plain).own_layers is None
 
 
-def test_without_kv_heads_every_head_has_its_own(tmp_path: Path) -> None:
-    model = tiny_llama(kv_heads=4)
-    del model.metadata["llama.attention.head_count_kv"]
-    assert details(model, tmp_path).kv_heads == 4
-
-
-def test_heads_that_differ_by_layer_are_no_number(tmp_path: Path) -> None:
-    model = tiny_llama(layers=2)
-    model.metadata["llama.attention.head_count"] = (ARRAY, I32, [4, 8])
-    model.metadata["llama.attention.head_count_kv"] = (ARRAY, I32, [2, 2])
-    found = details(model, tmp_path)
-    assert (found.heads, found.kv_heads) == (None, 2)
-
-
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
 def test_the_quantisation_is_that_of_most_weights(tmp_path: Path, kind: str) -> None:
     assert details(tiny_llama(kind=kind), tmp_path).quantization == kind
@@ -180,12 +155,6 @@ def test_licence_and_origin_are_told_where_they_are_given(tmp_path: Path) -> Non
     model.metadata["edgespec.enlarged_from"] = (STRING, "tiny")
     found = details(model, tmp_path)
     assert (found.licence, found.equals) == ("mit", "tiny")
-
-
-def test_a_licence_that_is_no_text_is_none(tmp_path: Path) -> None:
-    model = tiny_llama()
-    model.metadata["general.license"] = (U32, 3)
-    assert details(model, tmp_path).licence is None
 
 
 def test_a_mixture_says_what_a_token_needs_of_it(tmp_path: Path) -> None:

@@ -35,14 +35,6 @@ def models(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[s
     return answer
 
 
-def refusal(capsys: pytest.CaptureFixture[str], exit_code: int, *arguments: str | Path) -> str:
-    assert command_line.main(["models", *map(str, arguments)]) == exit_code
-    out, err = capsys.readouterr()
-    assert out == ""
-    (line,) = (line for line in err.splitlines() if line != "planning ...")  # said by slow ones
-    return line
-
-
 def test_the_list_says_what_the_manifest_says(capsys) -> None:
     listed = {model["name"]: model for model in models(capsys, "list")["models"]}
     draft = listed["edgespec-draft"]
@@ -109,28 +101,9 @@ def test_show_tells_what_guesses_for_whom(capsys, tmp_path) -> None:
     assert "a layer of its own can guess for it (MTP)" in capsys.readouterr().out
 
 
-def test_show_is_readable(capsys) -> None:
-    assert command_line.main(["models", "show", "draft"]) == 0
-    out = capsys.readouterr().out
-    assert "fingerprint" in out
-    assert "None" not in out
-
-
 def test_path_prints_the_path_and_nothing_else(capsys) -> None:
     assert command_line.main(["models", "path", "target"]) == 0
     assert capsys.readouterr() == (f"{PAIR.target}\n", "")
-
-
-def test_path_prints_an_object_for_programs(capsys) -> None:
-    assert models(capsys, "path", "draft") == {"path": str(PAIR.draft)}
-
-
-def test_a_model_that_does_not_exist_is_a_model_error(capsys) -> None:
-    assert "no such file, and no model" in refusal(capsys, 3, "path", "nothing")
-
-
-def test_a_file_that_is_no_model_is_a_model_error(capsys) -> None:
-    assert "not a model of an installed runtime" in refusal(capsys, 3, "show", __file__)
 
 
 def test_help_needs_no_model_library() -> None:

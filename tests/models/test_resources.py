@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -56,12 +55,6 @@ size_bytes = 5
 """
 
 
-def test_a_checkout_has_the_models_it_describes():
-    pair = embedded_pair()
-    assert pair.target.is_file()
-    assert pair.draft.is_file()
-
-
 @pytest.mark.parametrize("folder", ["edgespec/_models", "models"])
 def test_models_lie_inside_an_installed_package_or_beside_a_checkout(tmp_path: Path, folder: str):
     (tmp_path / folder).mkdir(parents=True)
@@ -108,12 +101,6 @@ def test_every_preset_is_valid(name: str):
     GenerateSettings.model_validate({key: settings[key] for key in settings if key not in known})
 
 
-@pytest.mark.parametrize("name", preset_names())
-def test_every_preset_says_what_is_derived_and_what_was_not_measured(name: str):
-    text = find_config(name).read_text()
-    assert "# Derived: " in text and "# Not measured" in text
-
-
 def test_a_file_goes_before_a_preset_of_its_name(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = preset_names()[0]
@@ -126,10 +113,3 @@ def test_an_unknown_preset_is_refused_with_the_nearest():
     name = preset_names()[0]
     with pytest.raises(UsageError, match=f"did you mean '{name}'"):
         find_config(name + "x")
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs here")
-def test_a_config_that_is_no_regular_file_is_refused_when_it_is_read(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo.toml")
-    with pytest.raises(UsageError, match="it is a FIFO, not a regular file"):
-        read_config(find_config(str(tmp_path / "fifo.toml")))
