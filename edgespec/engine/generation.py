@@ -63,12 +63,11 @@ class Generation(Closeable):
     def __next__(self) -> TokenEvent:
         """The next token. StopIteration carries the result.
 
-        Raises SessionClosed if the session was closed. Raises UsageError while another thread takes
-        a token, and in a callback of the session, which would wait for itself. Errors of the models
-        end the generation.
+        Raises SessionClosed if the session was closed, and UsageError while another thread takes a
+        token. Errors of the models end the generation.
         """
         if self._result is None:
-            with self._users.use(exclusive=True), self._scheduler.waiting():
+            with self._users.use(exclusive=True), self._scheduler.use():
                 if not self._events:
                     self._wait()
                 if self._events:
@@ -129,11 +128,9 @@ class Generation(Closeable):
         return self._result
 
     def run_ahead(self) -> None:
-        """Write the whole text from now on, whether or not somebody takes tokens.
-
-        Raises SessionClosed, and UsageError in a callback of the session.
-        """
-        with self._scheduler.waiting():
+        """Write the whole text from now on, whether or not somebody takes tokens. Raises
+        SessionClosed."""
+        with self._scheduler.use():
             self._text.terms = replace(self._text.terms, runs_ahead=True)
             self._scheduler.want(self._text)
 

@@ -20,7 +20,7 @@ from edgespec.concurrency.owning import POLL_S, Closeable, Users, close_all
 from edgespec.engine import shared_cells
 from edgespec.engine.slot import Slot, choose_slot
 from edgespec.engine.text import Text
-from edgespec.errors import Cancelled, SessionClosed, UsageError
+from edgespec.errors import Cancelled, SessionClosed
 
 T = TypeVar("T")
 
@@ -29,10 +29,6 @@ GATHERING_SHARE = 0.02
 a text that begins later waits for a whole pass."""
 STORING_S = 5.0
 """Longest time in which texts are stored before the thread ends."""
-_WITHIN = (
-    "this thread is within a call of the session and would wait for itself: do it when the call "
-    "has come back"
-)
 
 
 Message = Callable[["Scheduler"], None]
@@ -115,13 +111,6 @@ class Scheduler(Closeable):
 
     def use(self) -> AbstractContextManager[None]:
         """Context manager for a use of the models' vocabularies. Raises SessionClosed."""
-        return self._users.use()
-
-    def waiting(self) -> AbstractContextManager[None]:
-        """Context manager for a thread that waits for the engine's. Raises SessionClosed, also once
-        the process ends, and UsageError in a callback of the engine."""
-        if self._users.is_inside:
-            raise UsageError(_WITHIN)
         return self._users.use()
 
     def open(self, text: Text) -> None:

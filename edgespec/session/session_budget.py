@@ -95,7 +95,7 @@ class SessionBudget(Closeable):
                 "load it with `adjustable_budget=True`"
             )
         budget_bytes = 0 if follows else parse_size(size, process.total_bytes())
-        with self._engine.waiting(), self._changing:
+        with self._engine.use(), self._changing:
             if not follows:
                 self._change_to(self.plan, budget_bytes)
             self._is_over.set()
@@ -112,7 +112,7 @@ class SessionBudget(Closeable):
         nbytes = library_bytes(vocabulary.n_vocab, text_bytes)
         if not self._has_reserve:
             nbytes += min(GRAMMARS_AT_ONCE, self.plan.n_parallel) * GRAMMAR_BYTES
-        with self._engine.waiting() if self._weights else self._engine.use(), self._changing:
+        with self._engine.use(), self._changing:
             rows = (*self.plan.rows, MemoryRow("process", "grammars", nbytes))
             budget_bytes = self.plan.budget_bytes
             try:
@@ -170,7 +170,7 @@ class SessionBudget(Closeable):
             wanted = free.next_budget(MemoryReading.now(), self.plan.budget_bytes)
             if wanted is not None:
                 try:
-                    with self._engine.waiting(), self._changing:
+                    with self._engine.use(), self._changing:
                         if is_over.is_set():  # another budget was given meanwhile
                             return
                         self._change_to(self.plan, wanted)

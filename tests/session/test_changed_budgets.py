@@ -130,6 +130,16 @@ def test_changes_from_another_thread_do_not_wait_for_the_texts_end(session: Sess
     assert results == [expected]
 
 
+def test_a_callback_of_the_session_may_change_its_budget(session: Session) -> None:
+    budgets: list[int] = []
+
+    def progress(what: str, share: float) -> None:
+        budgets.append(session.set_memory_budget("1GiB").budget_bytes)
+
+    session.generate("another " * 40, max_tokens=1, progress=progress)
+    assert {*budgets} == {1 << 30}
+
+
 def test_a_budget_below_the_smallest_is_refused_and_changes_nothing(session: Session) -> None:
     before = session.plan
     with pytest.raises(BudgetError, match="too small for what is loaded") as refused:
