@@ -1,8 +1,8 @@
 """Builds the graph's inputs for tokens or tree nodes, and assigns its outputs to cache slots.
 
-If the graph accepts an attention mask, a tree is one row with a mask for its branches. Otherwise
-every branch is a row of its own: the path to a leaf, after the committed prefix and the evaluated
-part of the branch, padded to a common length and split into batches.
+If the graph accepts an attention mask, a tree is one batch with a mask for its branches. Otherwise
+every branch has a batch of its own: the path to a leaf, after the committed prefix and the
+evaluated part of the branch.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs and outputs of one run of the graph, for [rows, tokens] ids."""
+    """Inputs and outputs of one run of the graph, for [1, tokens] ids."""
 
     ids: Ints
     feeds: dict[str, np.ndarray]
     n_past: int
     """Number of cache slots that the graph reads."""
     places: Ints
-    """Flat indices into [rows, tokens] of the new tokens; others are padding or repeated."""
+    """Indices of the new tokens; others are repeated."""
     slots: Ints
     """Cache slots for the keys and values of `places`."""
     results: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """Rows of the caller's logits for each of `places`; empty if no logits are needed."""
     is_direct: bool = True
-    """True for one row without padding, in slots directly after the past, with consecutive results:
-    no copy is needed."""
+    """True if all tokens are new, in slots directly after the past, with consecutive results: no
+    copy is needed."""
     text: int = 0
     """Number of the text, which selects its cache."""
 
@@ -55,11 +55,9 @@ class Batcher:
     """Builds the batches of one model."""
 
     masks: Sequence[MaskForm]
-    """Masks that the graph accepts; if empty, every branch is a row."""
+    """Masks that the graph accepts; if empty, every branch has a batch of its own."""
     chunk: int
     """Most prompt tokens in one batch."""
-    max_rows: int
-    """Most rows in one batch."""
     alone: bool = False
     """True if every token needs a batch of its own, because tokens in a batch affect each other."""
 
@@ -79,7 +77,7 @@ class Batcher:
     ) -> Iterator[Batch]:
         """Batches of tree nodes; each chain has the slots from the root to the node."""
         if not self.masks:
-            yield from self._rows(tokens, depths, chains, n_committed)
+            yield from self._branches(tokens, depths, chains, n_committed)
             return
         first, n = chains[0][-1], len(tokens)
         seen = np.zeros((n, first + n), np.bool_)
@@ -118,7 +116,7 @@ class Batcher:
             for form, kind in zip(self.masks, kinds, strict=True)
         ]
 
-    def _rows(
+    def _branches(
         self, tokens: Ints, depths: Ints, chains: Sequence[tuple[int, ...]], n_committed: int
     ) -> Iterator[Batch]:
         first = chains[0][-1]
@@ -135,53 +133,19 @@ class Batcher:
                 )
                 for chain in leaves
             ]
-        step = 1 if self.alone else self.max_rows
         done: set[int] = set()
-        for at in range(0, len(branches), step):
-            yield self._row_batch(
-                branches[at : at + step], tokens, depths, n_committed, first, done
-            )
-
-    def _row_batch(
-        self,
-        branches: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
-        tokens: Ints,
-        depths: Ints,
-        n_committed: int,
-        first: int,
-        done: set[int],
-    ) -> Batch:
-        """One batch of rows (evaluated slots, nodes to evaluate) after the committed prefix.
-
-        The past is padded at its beginning and new tokens at their end, so no token attends to
-        padding.
-        """
-        n_past = n_committed + max(len(before) for before, _ in branches)
-        n_new = max(len(nodes) for _, nodes in branches)
-        n_rows = len(branches)
-        ids, positions = np.zeros((2, n_rows, n_new), np.int64)
-        past = np.zeros((n_rows, n_past), np.int64)
-        mask = np.zeros((n_rows, n_past + n_new), np.int64)
-        places, numbers = [], []
-        for row, (before, nodes) in enumerate(branches):
-            n_padding = n_past - len(before) - n_committed
-            past[row, n_padding:] = [*range(n_committed), *before]
-            mask[row, n_padding : n_past + len(nodes)] = 1
-            ids[row, : len(nodes)] = tokens[list(nodes)]
-            positions[row, : len(nodes)] = n_committed + depths[list(nodes)]
-            for column, node in enumerate(nodes):
-                if node not in done:
-                    done.add(node)
-                    places.append(row * n_new + column)
-                    numbers.append(node)
-        feeds = {
-            POSITIONS: positions,
-            PAST_LENGTH: np.array([n_past], np.int64),
-            PAST_ROWS: past,
-            MASK: mask,
-        }
-        node_rows = np.array(numbers, np.int64)
-        n_read = max(n_committed, 1 + max((s for b, _ in branches for s in b), default=-1))
-        slots = first + node_rows
-        is_direct = n_rows == 1 and np.array_equal(slots, n_read + np.arange(n_new))
-        return Batch(ids, feeds, n_read, np.array(places, np.int64), slots, node_rows, is_direct)
+        for before, nodes in branches:
+            ids = tokens[None, list(nodes)]
+            n_new, n_past = len(nodes), n_committed + len(before)
+            feeds = {
+                POSITIONS: n_committed + depths[None, list(nodes)],
+                PAST_LENGTH: np.array([n_past], np.int64),
+                PAST_ROWS: np.array([[*range(n_committed), *before]], np.int64),
+                MASK: np.ones((1, n_past + n_new), np.int64),
+            }
+            places = np.array([i for i, node in enumerate(nodes) if node not in done], np.int64)
+            done.update(nodes)
+            numbers = np.array(nodes, np.int64)[places]
+            n_read, slots = max((n_committed, *(1 + slot for slot in before))), first + numbers
+            is_direct = np.array_equal(slots, n_read + np.arange(n_new))
+            yield Batch(ids, feeds, n_read, places, slots, numbers, is_direct)

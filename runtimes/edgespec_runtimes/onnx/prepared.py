@@ -373,7 +373,7 @@ class PreparedOnnx(PreparedModel):
         )
         return OnnxModel(
             decoder,
-            Batcher(fitted.masks, sizes.chunk, sizes.max_rows, fitted.takes_single_tokens),
+            Batcher(fitted.masks, sizes.chunk, fitted.takes_single_tokens),
             replace(self.info, max_nodes=sizes.max_nodes, n_threads=self._n_threads),
             self._vocabulary,
             sizes.tokens_per_pass,

@@ -4,8 +4,8 @@ An export reads the whole past of every row as [rows, heads, tokens, size] and r
 new tokens appended. The rewritten graph reads the cache in its own layout, [tokens, heads, size],
 returns only the new tokens, and computes logits only for selected tokens. Fused attention appends
 to the cache by itself, which is then a buffer [1, heads, tokens, size], fed as past and as present.
-If the graph accepts an attention mask, a whole tree is verified as one row; otherwise every branch
-is a row, and the graph gathers each row's past.
+If the graph accepts an attention mask, a whole tree is verified at once; otherwise every branch is
+by itself, and the graph gathers its past.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def rewritten(
     where: str,
     buffer_tokens: int = 0,
 ) -> onnx.ModelProto:
-    """The graph on our cache with inputs for `masks`; without masks, every branch is a row.
+    """The graph on our cache with inputs for `masks`; without masks, every branch is by itself.
 
     With `buffer_tokens`, attention appends to buffers of so many tokens.
     """

@@ -15,7 +15,7 @@ import onnx
 from onnx import NodeProto, TensorProto, defs, helper, numpy_helper, shape_inference
 
 from edgespec.errors import ModelError
-from edgespec_runtimes.onnx.files.roles import IDS, LOGITS
+from edgespec_runtimes.onnx.files.roles import LOGITS
 from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION, Flow
 
 _VIEWS = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Shape", "Size", "Constant")
@@ -113,15 +113,13 @@ def peak_bytes(
     order.
 
     CPUs compute half precision in single precision, so such a value exists twice. Fused attention
-    returns buffers of ours in place of a present, and needs room for scores. A graph of one row
-    writes its results to memory of ours.
+    needs room for scores. The graph writes its results to memory of ours.
     """
     known = infer(flow.model, feeds)
     last_use = {name: max(users) for name, users in flow.consumers.items()}
     fed = flow.descendants(flow.inputs, through_shapes=True)
     peaks = [0] * (1 + max(stage or 0 for stage in stage_of))
     live, whole = [0] * len(peaks), 0
-    is_bound = feeds[IDS][0] == 1
     dying: dict[int, list[tuple[int, int]]] = {}
     for i, node in enumerate(flow.nodes):
         stage = stage_of[i]
@@ -131,7 +129,7 @@ def peak_bytes(
             peaks[stage] = max(peaks[stage], live[stage] + score_bytes)
             whole = max(whole, sum(live) + score_bytes)
             for name in node.output:
-                if (is_fused or is_bound) and name in flow.outputs:
+                if name in flow.outputs:
                     continue
                 described = known.get(name)
                 size = (described.nbytes if described else None) or 0

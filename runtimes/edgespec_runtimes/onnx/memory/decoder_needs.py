@@ -30,8 +30,6 @@ from edgespec_runtimes.onnx.graph.shapes import Described, infer, peak_bytes
 
 CHUNKS = (128, 64, 32, 16)
 """Possible numbers of prompt tokens in one batch."""
-ROWS = (8, 4, 2, 1)
-"""Possible numbers of branches in one batch, if each is a row."""
 TOKENS_PER_PASS = 512
 """Most prompt tokens in a pass, which may have several batches."""
 ALIGNMENT = 256
@@ -46,7 +44,6 @@ class BatchSizes:
     """Batch sizes, and the memory for computing the largest batch."""
 
     chunk: int
-    max_rows: int
     tokens_per_pass: int
     compute_bytes: int
     """Bytes of one session that computes everything."""
@@ -59,11 +56,6 @@ class BatchSizes:
     @property
     def nbytes(self) -> int:
         return self.compute_bytes + self.other_sessions_bytes
-
-
-def row_tokens(max_nodes: int, n_rows: int) -> int:
-    """Most tokens of a row, when a tree of `max_nodes` nodes has `n_rows` rows in a batch."""
-    return max(1, max_nodes - n_rows + 1)
 
 
 def batch_sizes(
@@ -83,71 +75,50 @@ def batch_sizes(
     stage_of = find_stages(flow, roles, request.path.name).stage_of
 
     @cache
-    def peaks(n_rows: int, n_new: int) -> list[int]:
+    def peaks(n_new: int) -> list[int]:
         """Peak memory of the whole graph, and of each graph of the cut."""
-        shapes = feed_shapes(roles, masks, n_rows, n_new, n_ctx, buffer_tokens)
+        shapes = feed_shapes(roles, masks, n_new, n_ctx, buffer_tokens)
         whole, by_stage = peak_bytes(flow, stage_of, shapes)
         found = [0] * len(cut.graphs)
         for piece in cut.pieces:
             found[piece.graph] = max(found[piece.graph], by_stage[piece.stage])
         return [whole, *found]
 
-    def sizes(max_nodes: int, chunk: int, n_rows: int) -> BatchSizes:
-        tree = peaks(n_rows, row_tokens(max_nodes, n_rows))
-        whole, *largest = (max(pair) for pair in zip(tree, peaks(1, chunk), strict=True))
+    def sizes(max_nodes: int, chunk: int) -> BatchSizes:
+        pairs = zip(peaks(max_nodes), peaks(chunk), strict=True)
+        whole, *largest = (max(pair) for pair in pairs)
         others = max(0, sum(largest) + passed_bytes - whole)
-        return BatchSizes(chunk, n_rows, per_pass, whole + fed_bytes, others, max_nodes)
+        return BatchSizes(chunk, per_pass, whole + fed_bytes, others, max_nodes)
 
     per_pass = min(request.batch_size or TOKENS_PER_PASS, n_ctx)
     one_chunk = min(CHUNKS[0], per_pass)
-    known = infer(model, feed_shapes(roles, masks, 1, one_chunk, n_ctx, buffer_tokens))
+    known = infer(model, feed_shapes(roles, masks, one_chunk, n_ctx, buffer_tokens))
     n_chunks = -(-per_pass // one_chunk)
     is_fused = any(node.op_type == FUSED_ATTENTION for node in flow.nodes)
     table_bytes = 2 * roles.head_size * (n_ctx + one_chunk)
     fed_bytes = _mask_bytes(masks, per_pass, n_ctx) + (4 * table_bytes if is_fused else 0)
     fed_bytes += n_chunks * _value_bytes(known, (name for name, _ in cut.embeddings), 0)
     passed_bytes = n_chunks * _passed_bytes(known, cut, table_bytes)
-    takes_rows = not masks and _takes_padding(flow, roles)
-    max_rows = request.max_branches if takes_rows else 1
-    rows = dict.fromkeys(min(n, max_rows) for n in (max_rows, *ROWS))
     chunks = dict.fromkeys(min(n, per_pass) for n in CHUNKS)
-    largest, *smaller = chunks
-    shapes = [(largest, n) for n in rows] + [(chunk, 1) for chunk in smaller]
     numbers = (request.max_nodes, *request.fewer_nodes)
-    return [
-        sizes(max_nodes, chunk, n_rows)
-        for max_nodes in numbers
-        for chunk, n_rows in shapes
-        if n_rows <= max(1, max_nodes)
-    ]
-
-
-def _takes_padding(flow: Flow, roles: Roles) -> bool:
-    """True if rows of different lengths can be padded at the beginning of their past.
-
-    They cannot with fused attention or without a positions input, which derive positions from the
-    number of tokens.
-    """
-    is_fused = any(node.op_type == FUSED_ATTENTION for node in flow.nodes)
-    return roles.has_mask and roles.has_positions and not is_fused
+    return [sizes(max_nodes, chunk) for max_nodes in numbers for chunk in chunks]
 
 
 def feed_shapes(
     roles: Roles,
     masks: Sequence[MaskForm],
-    n_rows: int,
     n_new: int,
     n_past: int,
     buffer_tokens: int = 0,
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes of all inputs for a batch of rows after `n_past` tokens, which may be in buffers."""
+    """Shapes of all inputs for a batch after `n_past` tokens, which may be in buffers."""
     n_all = n_past + n_new
     shapes: dict[str, tuple[int, ...]] = {
-        IDS: (n_rows, n_new),
-        POSITIONS: (n_rows, n_new),
-        MASK: (n_rows, n_all),
+        IDS: (1, n_new),
+        POSITIONS: (1, n_new),
+        MASK: (1, n_all),
         PAST_LENGTH: (1,),
-        PAST_ROWS: (n_rows, n_past),
+        PAST_ROWS: (1, n_past),
         LOGIT_ROWS: (1,),
     }
     shapes |= {mask.name: (1, 1, n_new, n_all) for mask in masks}

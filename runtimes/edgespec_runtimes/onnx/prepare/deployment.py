@@ -54,12 +54,8 @@ class Deployment(Closeable):
         for."""
         if not self.max_bytes:
             return self.fitted.batches
-        chosen = self.fitted.sizes
-        return [
-            sizes
-            for sizes in self.fitted.batches
-            if sizes.chunk <= chosen.chunk and sizes.max_rows <= chosen.max_rows
-        ]
+        most = self.fitted.sizes.chunk
+        return [sizes for sizes in self.fitted.batches if sizes.chunk <= most]
 
     def make_sessions(self) -> None:
         """Create a session per graph of the cut. Raises ModelError if the CPU cannot run it

@@ -33,12 +33,11 @@ def sizes_to_compare(
     roles: Roles, masks: Sequence[MaskForm], max_new: int, max_past: int, buffer_tokens: int = 0
 ) -> list[dict[str, Shape]]:
     """Input shapes of a rewritten decoder for the smallest, the largest and a medium batch."""
-    several = 1 if masks else 3
-    sizes = ((1, 1, 0, 0), (several, 3, 7, 2), (1, max_new, max_past, max_new))
+    sizes = ((1, 0, 0), (3, 7, 2), (max_new, max_past, max_new))
     return [
-        decoder_needs.feed_shapes(roles, masks, n_rows, n_new, n_past, buffer_tokens)
+        decoder_needs.feed_shapes(roles, masks, n_new, n_past, buffer_tokens)
         | {LOGIT_ROWS: (n_chosen,)}
-        for n_rows, n_new, n_past, n_chosen in sizes
+        for n_new, n_past, n_chosen in sizes
     ]
 
 
