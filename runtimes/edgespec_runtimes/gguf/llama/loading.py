@@ -68,7 +68,6 @@ class Model:
 
     def __init__(self, handle: Any, servers: tuple[str, ...] = (), mtp: bool = False) -> None:
         """With `mtp`, contexts compute only the model's prediction layers (MTP)."""
-        log.take()
         rpc.count(servers, 1)
         self.handle = handle
         self.mtp = mtp
@@ -141,7 +140,6 @@ class Model:
             lib.llama_model_free(self.handle)
             self.handle = None
             rpc.count(self._servers, -1)
-            log.give_back()
             trim_heap_top()
         if self._texts is not None:
             self._texts.close()
