@@ -122,6 +122,35 @@ def test_texts_stay_while_memory_goes_back_and_forth(
             assert written(session) == expected
 
 
+RESIDENT = """
+import sys
+import edgespec
+from edgespec.memory import process
+
+settings = edgespec.LoadSettings(model=sys.argv[1], memory_budget="2GiB", ctx_size=32768)
+with edgespec.load(settings, edgespec.EngineSettings(remember=False)) as session:
+    cache = sum(row.nbytes for row in session.plan.rows if row.what.startswith("KV cache"))
+    assert not session.plan.paged
+    session.generate("hello", max_tokens=4)
+    before = process.process_rss_bytes()
+    session.generate([5] * 2048, max_tokens=1)
+    print(cache, process.process_rss_bytes() - before, session.plan.planned_bytes - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
+def test_a_model_in_memory_touches_only_the_cells_that_texts_use(tmp_path: Path) -> None:
+    model = tiny_llama(layers=4, heads=8, kv_heads=8, head_size=64)
+    model.metadata["llama.context_length"] = (U32, 32768)
+    command = [sys.executable, "-c", RESIDENT, str(model.write(tmp_path / "m.gguf"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    cache_bytes, taken_bytes, unused_bytes = map(int, done.stdout.split())
+    assert unused_bytes > 0.9 * cache_bytes
+    assert cache_bytes / 20 < taken_bytes < cache_bytes / 8
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
 def test_a_context_in_columns_lends_nothing(tmp_path: Path) -> None:

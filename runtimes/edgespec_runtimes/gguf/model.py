@@ -10,7 +10,6 @@ import ctypes
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -119,7 +118,7 @@ class GgufModel(KeptTexts):
         library, libggml = abi.library_path(), abi.library("ggml")
         with self._invariant_products, captured_backends(library, libggml) as backends:
             windows = contexts.windows_of(model, shape)
-            filled = contexts.filled_cells(shape) if info.tree_capable and weights else None
+            filled = contexts.filled_cells(shape) if info.tree_capable else None
             caches = windows or filled
             self._context: Any = contexts.new_context(model, shape, callback, opening.stop, caches)
             self._windows = windows if windows and windows.is_active else None
@@ -142,10 +141,7 @@ class GgufModel(KeptTexts):
         self._memory = LlamaMemory(
             self._context, spare + (shape.tile > 1), caches, is_hybrid=model.is_hybrid
         )
-        fill = None
-        if caches is filled and filled and filled.is_active and weights:
-            weights.context = filled.size
-            fill = partial(_fill, filled, weights)
+        fill = _filling(filled if caches is filled else None, weights)
         cells = self._memory, self._windows, shape.tile, fill
         self._texts = Texts(shape.n_slots, n_branches, shape.n_cells, *cells)
         self._recurrent = RecurrentText(
@@ -410,9 +406,17 @@ def _new_tap(opening: Opening) -> FeatureTap | None:
     )
 
 
-def _fill(filled: FilledCells, weights: PagedWeights, n_cells: int) -> None:
-    """Make room for the first `n_cells` of the context, which weights had while it was unused."""
-    weights.fill_context(filled.fill(n_cells))
+def _filling(
+    filled: FilledCells | None, weights: PagedWeights | None
+) -> Callable[[int], object] | None:
+    """A function that makes room for the first cells of the context, up to a number: paged weights
+    have had their memory."""
+    if filled is None or not filled.is_active:
+        return None
+    if weights is None:
+        return filled.fill
+    weights.context = filled.size
+    return lambda n_cells: weights.fill_context(filled.fill(n_cells))
 
 
 def _decode_failure(code: int) -> str:
