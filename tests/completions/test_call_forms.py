@@ -326,16 +326,6 @@ def test_values_between_marks_have_the_types_of_the_schema(schema, text, value):
         assert read(call, tools={"f": parameters}) == ("", [("f", {"v": value})])
 
 
-def test_without_schemas_names_suffice():
-    assert read(marked(qwen("weather", city="Paris")), tools=["weather"]) == ("", [PARIS])
-
-
-def test_half_a_surrogate_pair_stays_escaped():
-    splitter = CallSplitter(TOOLS)
-    splitter.push('{"name": "now", "arguments": {"a": "\\ud83d"}}')
-    assert splitter.calls[0].arguments == '{"a": "\\ud83d"}'
-
-
 def test_a_long_call_is_read_in_linear_time():
     splitter = CallSplitter(TOOLS)
     splitter.push('<tool_call>{"name": "write", "arguments": {"text": "')

@@ -39,16 +39,6 @@ def test_an_answer_tells_the_rule_and_what_it_keeps(keeps: str) -> None:
     assert answer["acceptance"] == {"rule": "typical", "keeps": keeps}
 
 
-def test_the_last_chunk_tells_it() -> None:
-    *_, last = completion(TYPICAL)
-    assert last["acceptance"] == {"rule": "typical", "keeps": "neither"}
-
-
-def test_the_targets_own_text_needs_no_mark() -> None:
-    assert "acceptance" not in completion(SpeculationStats()).whole()
-    assert not [chunk for chunk in completion(SpeculationStats()) if "acceptance" in chunk]
-
-
 def test_tokens_that_a_shift_of_the_context_dropped_are_counted():
     result = GenerationResult("", (), (), "length", dropped_tokens=7)
     assert answers.marks(result)["context_shift"] == {"dropped_tokens": 7}

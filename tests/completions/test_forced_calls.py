@@ -106,22 +106,10 @@ def test_any_other_call_is_not(compiler, form, arguments):
     assert not accepts(compiler, template, write(**arguments))
 
 
-def test_a_function_without_parameters_is_called_without(compiler):
-    text = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
-    assert accepts(compiler, QWEN, text)
-    assert accepts(compiler, GLM, "<tool_call>now</tool_call>")
-
-
 def test_json_is_forced_only_where_the_template_writes_it(compiler):
     text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     for template, is_json in ((JSON, True), (QWEN, False), (GLM, False)):
         assert accepts(compiler, template, text, TOOLS[1:]) == is_json
-
-
-@pytest.mark.parametrize("template", ["", "[TOOL_CALLS]", "]<]minimax[>[<tool_call>", "<arg_key>"])
-def test_calls_of_other_forms_are_json_without_marks(compiler, template):
-    assert accepts(compiler, template, '{"name": "now", "arguments": {}}', TOOLS[1:])
-    assert not accepts(compiler, template, "now", TOOLS[1:])
 
 
 @pytest.mark.parametrize(

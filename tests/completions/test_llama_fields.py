@@ -47,17 +47,6 @@ def test_what_its_page_sends_is_taken():
     assert request.sampling_fields()["repeat_last_n"] == 64
 
 
-def test_n_predict_is_a_limit():
-    assert text(n_predict=7).limit == 7
-    assert text(n_predict=-1).limit == INT32_MAX
-    assert text(max_tokens=3, n_predict=7).limit == 3
-
-
-def test_minus_one_is_a_seed_of_the_servers_own():
-    assert "seed" not in text(seed=-1).sampling_fields()
-    assert text(top_k=-1).sampling_fields()["top_k"] == 0
-
-
 def test_biases_may_be_pairs():
     assert text(logit_bias=[[5, 1.5], [6, False]]).logit_bias == {5: 1.5, 6: -MAX_BIAS}
 
@@ -101,11 +90,6 @@ def test_reasoning_is_turned_off_by_other_names(fields):
     assert request.reasoning_budget == 0
 
 
-def test_a_schema_may_stand_by_itself():
-    request = text(json_schema={"type": "object"})
-    assert request.response_format.schema_ == {"type": "object"}
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -130,14 +114,3 @@ def test_what_cannot_be_done_is_refused_by_name(fields):
 @pytest.mark.parametrize("prompts", [["a"], [[1, 2]], ["a", "b"], [[1], [2, 3]]])
 def test_a_list_of_prompts_is_taken(prompts):
     assert CompletionRequest.parse({"prompt": prompts}).prompt == prompts
-
-
-@pytest.mark.parametrize("prompt", ["a", [1, 2]])
-def test_one_prompt_may_stand_by_itself(prompt):
-    assert CompletionRequest.parse({"prompt": prompt}).prompt == [prompt]
-
-
-def test_texts_of_a_request_are_bounded():
-    assert text(prompt=["a"] * 64, n=2, best_of=2).copies == 2
-    with pytest.raises(RequestError, match="2 copies of 65 prompts are 130 texts, at most 128"):
-        text(prompt=["a"] * 65, n=2)

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.chat.call_marks import MARKS
 from edgespec.completions.tool_calls import CallSplitter
 
 TOOLS = {
@@ -154,7 +153,3 @@ def test_a_cut_text_raises_nothing_and_loses_nothing(family):
 def test_what_is_no_call_of_a_tool_stays_text(text):
     assert read(text) == (text, [])
     assert read(text, range(len(text))) == (text, [])
-
-
-def test_marks_of_calls_are_each_named_once():
-    assert len(set(MARKS)) == len(MARKS)

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from edgespec.completions.embeddings import EmbeddingRequest
-from edgespec.completions.llama_fields import SCHEMAS
 from edgespec.completions.protocols.message_requests import MessagesRequest
 from edgespec.completions.protocols.request_parts import RequestPart
 from edgespec.completions.protocols.response_requests import ResponsesRequest
 from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
-from edgespec.server.openapi import document
 
 TURNS = [{"role": "user", "content": "a"}]
 REQUIRED: dict[str, Any] = {"messages": TURNS, "input": "a", "prompt": "a", "model": "m"} | {
@@ -67,24 +65,6 @@ def test_a_required_field_must_not_be_null(request_of: Any, required: str) -> No
         request_of.parse(least(request_of) | {required: None})
 
 
-def test_the_document_says_that_optional_fields_may_be_null() -> None:
-    def takes_null(schema: dict[str, Any]) -> bool:
-        kinds = schema.get("type")
-        return (
-            kinds == "null"
-            or (isinstance(kinds, list) and "null" in kinds)
-            or None in schema.get("enum", ())
-            or not schema
-            or any(map(takes_null, schema.get("anyOf", ())))
-        )
-
-    schemas = document()["components"]["schemas"]
-    for kind in parts():
-        if (schema := schemas.get(kind.__name__)) is not None:
-            for name in schema["properties"].keys() - {*schema.get("required", ())}:
-                assert takes_null(schema["properties"][name]), f"{kind.__name__}.{name}"
-
-
 def test_a_null_of_one_dialect_does_not_hide_the_field_of_another() -> None:
     request = ChatRequest.parse({"messages": TURNS, "max_tokens": None, "n_predict": 7})
     assert request.limit == 7
@@ -92,12 +72,6 @@ def test_a_null_of_one_dialect_does_not_hide_the_field_of_another() -> None:
     fields = {"messages": TURNS, "response_format": None, "json_schema": schema}
     request = ChatRequest.parse(fields)
     assert request.response_format is not None and request.response_format.schema_ == schema
-
-
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_fields_of_llama_cpp_may_be_null(name: str) -> None:
-    content = {"messages": TURNS}
-    assert ChatRequest.parse(content | {name: None}) == ChatRequest.parse(content)
 
 
 def test_objects_in_lists_may_have_nulls() -> None:

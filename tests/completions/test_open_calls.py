@@ -148,11 +148,6 @@ def test_arguments_are_what_is_written_up_to_their_end(value, is_ascii, indent, 
     assert json.loads(arguments) == value
 
 
-def test_a_line_break_in_a_string_becomes_json():
-    _, ((_, _, arguments),) = joined(streamed(CALL % '{"a": "one\ntwo"}')[0])
-    assert json.loads(arguments) == {"a": "one\ntwo"}
-
-
 @pytest.mark.parametrize(
     "held", ["", "{", '{"name": "add"', '{"name": "sub", "arguments": {', '{"name": 1, "arguments"']
 )

@@ -74,13 +74,6 @@ def test_what_would_change_something_is_refused_by_name(fields: dict[str, Any]) 
     assert caught.value.param == next(iter(fields))
 
 
-def test_log_probabilities_of_an_echo_are_refused_by_name() -> None:
-    assert text(echo=True).echo and text(echo=True, logprobs=None).n_logprobs is None
-    with pytest.raises(RequestError, match="log probabilities are not computed") as caught:
-        text(echo=True, logprobs=0)
-    assert caught.value.param == "echo"
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -134,21 +127,3 @@ def test_an_error_in_a_prompt_names_its_place(fields: dict[str, Any], param: str
     with pytest.raises(RequestError) as caught:
         text(**fields)
     assert caught.value.param == param
-
-
-@pytest.mark.parametrize("content", [[], "a", 3, None])
-def test_a_request_is_an_object(content: Any) -> None:
-    with pytest.raises(RequestError, match="must be a JSON object"):
-        ChatRequest.parse(content)
-
-
-@pytest.mark.parametrize("field", ["max_tokens", "n", "seed", "temperature", "logprobs"])
-def test_true_and_false_are_no_numbers(field: str) -> None:
-    with pytest.raises(RequestError, match=f"{field}: it must be a number, not true"):
-        CompletionRequest.parse({"prompt": "a", field: True})
-    with pytest.raises(RequestError):
-        CompletionRequest.parse({"prompt": [[True]]})
-
-
-def test_an_integer_may_be_written_with_a_point() -> None:
-    assert CompletionRequest.parse({"prompt": "a", "max_tokens": 3.0}).limit == 3

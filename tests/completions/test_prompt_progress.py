@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 
 import pytest
 
 import edgespec
-from edgespec.completions.requests import ChatRequest, CompletionRequest
+from edgespec.completions.requests import CompletionRequest
 from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
 from edgespec.models.embedded import embedded_pair
@@ -57,12 +56,6 @@ def test_what_was_in_the_cache_is_told(completions):
     assert last["processed"] == last["total"]
 
 
-@pytest.mark.parametrize("asked", [False, None])
-def test_nothing_is_told_unless_it_is_asked_for(completions, asked):
-    told, _ = chunks(completions.text(stream(return_progress=asked)))
-    assert told == []
-
-
 def test_the_text_is_the_same(completions):
     def text(**fields: object) -> str:
         _, others = chunks(completions.text(stream(**fields)))
@@ -77,20 +70,11 @@ def test_copies_tell_of_their_prompt_once(completions):
     assert {chunk["choices"][0]["index"] for chunk in told} == {0}
 
 
-def test_a_whole_answer_takes_the_field(completions):
-    assert completions.text(stream(stream=False, return_progress=True)).whole()["choices"]
-
-
 def test_a_cancelled_stream_ends(completions):
     completion = completions.text(stream(return_progress=True, max_tokens=None))
     next(completion)
     completion.close()
     assert completion.result.finish_reason == "cancelled"
-
-
-def test_chat_requests_have_the_field():
-    fields = {"messages": [{"role": "user", "content": "a"}], "return_progress": True}
-    assert ChatRequest.parse(fields).return_progress
 
 
 def test_a_callback_is_called_where_the_tokens_are_taken(completions):
@@ -115,18 +99,3 @@ def test_a_callback_that_fails_ends_its_text_alone(completions):
         next(generation)
     assert generation.result.finish_reason == "cancelled"
     assert session.generate("# 5", max_tokens=2).tokens
-
-
-def test_a_callback_that_fails_in_an_event_loop_ends_its_text(completions):
-    def failing(what: str, share: float) -> None:
-        raise ZeroDivisionError
-
-    async def write() -> None:
-        async with edgespec.AsyncSession(completions._session).stream(
-            "# 6" + LONG, progress=failing
-        ) as events:
-            with pytest.raises(ZeroDivisionError):
-                await anext(events)
-        assert events.result.finish_reason == "cancelled"
-
-    asyncio.run(write())

@@ -65,17 +65,6 @@ def test_there_is_reasoning_where_the_limit_has_room(session: Session) -> None:
     assert choice["message"]["reasoning_content"]
 
 
-def test_a_small_limit_is_kept_for_the_answer(session: Session) -> None:
-    (choice,) = ask(session, response_format=FORMAT)["choices"]
-    assert "reasoning_content" not in choice["message"]
-
-
-def test_reasoning_is_as_it_is_without_a_grammar(session: Session) -> None:
-    free = ask(session, **LONG)["choices"][0]["message"]["reasoning_content"]
-    bound = ask(session, response_format=FORMAT, **LONG)["choices"][0]["message"]
-    assert free.startswith(bound["reasoning_content"])
-
-
 def test_a_stream_tells_them_apart(session: Session) -> None:
     chunks = list(ask(session, response_format=FORMAT, stream=True, **LONG))
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
@@ -106,11 +95,6 @@ def test_a_prompt_that_opens_reasoning_can_be_closed(opening: str, closing: str)
     closed = opened.closed()
     assert closed.text == "".join(map(chr, closed.tokens)) == f"Hello{opening}{closing}"
     assert closed.closed() == closed
-
-
-def test_other_prompts_stay_as_they_are() -> None:
-    plain = prompt("{{ messages[0].content }}<think></think>")
-    assert plain.closed() == plain
 
 
 def test_a_budget_ends_reasoning_and_the_answer_follows(session: Session) -> None:

@@ -89,23 +89,6 @@ def test_what_cannot_be_asked_for_is_refused(
         ask(session, **fields)
 
 
-def test_a_forced_call_wins_over_a_format(session: Session) -> None:
-    fields = {"tools": [ADD], "tool_choice": "required"}
-    answer = ask(session, **fields, response_format={"type": "json_object"})
-    assert answer["choices"][0]["message"]["tool_calls"]
-
-
-def test_a_tool_whose_name_is_no_text_is_refused(session: Session) -> None:
-    """It was a traceback of the tokenizer."""
-    session.use_chat_template("{{ tools[0].function.name }}" + TEMPLATE)
-    tool = {"type": "function", "function": {"name": "half \ud800"}}
-    try:
-        with pytest.raises(UsageError, match="the conversation has half a character"):
-            ask(session, tools=[tool])
-    finally:
-        session.use_chat_template(WITH_TOOLS)
-
-
 def test_a_call_with_half_a_surrogate_pair_is_shown_as_the_model_wrote_it(session: Session) -> None:
     """Calls stay escaped in answers, and the next turn was a traceback."""
     session.use_chat_template(

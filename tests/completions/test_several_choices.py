@@ -115,10 +115,6 @@ def test_copies_of_prompts_have_their_places_and_seeds():
     assert texts(answer) == ["1:40", "1:41", "2:40", "2:41"]
 
 
-def test_lists_of_tokens_are_prompts():
-    assert texts(text(SeedSession(), prompt=[[5], [6, 7]], **WARM).whole()) == ["5:40", "6:40"]
-
-
 def test_a_stream_has_the_same_texts():
     assert streamed(text(SeedSession(), prompt=["b", "c"], n=2, stream=True, **WARM)) == {
         0: "1:40",
@@ -127,12 +123,6 @@ def test_a_stream_has_the_same_texts():
         3: "2:41",
     }
     assert streamed(chat(SeedSession(), n=2, stream=True, **WARM)) == {0: "7:40", 1: "7:41"}
-
-
-def test_seeds_begin_again_after_the_last():
-    answer = chat(SeedSession(), n=2, temperature=1.0, seed=(1 << 64) - 1).whole()
-    contents = [choice["message"]["content"] for choice in answer["choices"]]
-    assert contents == [f"7:{(1 << 64) - 1}", "7:0"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -152,12 +142,6 @@ def test_usage_counts_prompts_once_and_answers_all():
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (4, 8)
 
 
-def test_every_generation_is_told_once():
-    told: list[GenerationResult] = []
-    text(SeedSession(), {"on_result": told.append}, prompt=["b", "c"], n=2, **WARM).whole()
-    assert [result.text for result in told] == ["1:40", "1:41", "2:40", "2:41"]
-
-
 def test_a_prompt_that_cannot_be_read_is_refused_before_any_text():
     session = SeedSession()
     with pytest.raises(UsageError, match="too long"):
@@ -168,14 +152,6 @@ def test_a_prompt_that_cannot_be_read_is_refused_before_any_text():
         text(session, {"max_prompt_tokens": 2}, prompt=["b", "ccc"])
     assert caught.value.param == "prompt.1"
     assert session.n_begun == 0
-
-
-def test_after_a_text_that_is_cancelled_no_other_begins():
-    session = SeedSession()
-    completion = text(session, prompt=["b", "c"], n=2, **WARM)
-    session.alive[-1].cancel()  # as Session.cancel does
-    assert len(completion.whole()["choices"]) == 1
-    assert completion.is_cut
 
 
 def test_cancelling_ends_the_text_and_those_to_come():
@@ -194,15 +170,6 @@ def test_choices_that_are_kept_have_a_limit_together(monkeypatch):
         with pytest.raises(RequestError, match="more than 10 characters together"):
             text(SeedSession(), LIMITED, **{"prompt": "b"} | fields).whole()
     assert len(streamed(text(SeedSession(), LIMITED, prompt="b", n=3, stream=True, **WARM))) == 3
-
-
-def test_log_probabilities_of_all_choices_are_counted(monkeypatch):
-    monkeypatch.setattr(request_limits, "max_answer_tokens", lambda n_others: 30)
-    fields = {"prompt": ["b", "c"], "logprobs": 1, "max_tokens": 5}
-    answer = text(SeedSession(), LIMITED, n=3, **fields).whole()
-    assert [len(choice["logprobs"]["tokens"]) for choice in answer["choices"]] == [2] * 6
-    with pytest.raises(RequestError, match="an answer of 40 tokens"):
-        text(SeedSession(), LIMITED, n=4, **fields)
 
 
 def test_as_many_characters_as_are_kept_fit_into_the_row():

@@ -3,9 +3,6 @@
 import json
 from collections.abc import Sequence
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.chat.reasoning import Marks
 from edgespec.completions.protocols.answer_parts import delta_of
@@ -28,14 +25,6 @@ def test_a_call_is_taken_out_of_the_text():
     assert split(f"I add.\n{CALL}") == ("I add.", [ADD])
 
 
-def test_there_may_be_several():
-    assert split(f"{CALL}\n{CALL}") == ("", [ADD, ADD])
-
-
-def test_a_call_may_lack_its_last_mark():
-    assert split(CALL.removesuffix("</tool_call>")) == ("", [ADD])
-
-
 def test_what_is_no_call_stays_text():
     for text in ("<tool_call>no JSON</tool_call>", "<tool_call>[1]</tool_call>", "a <tool"):
         assert split(text) == (text, [])
@@ -53,12 +42,6 @@ def test_fenced_json_that_calls_a_tool_is_a_call():
 def test_other_fenced_json_stays_text():
     for text in (FENCED.replace("add", "sub"), '```json\n{"a": 1}\n```', "```json\n{", "``"):
         assert split(text) == (text, [])
-
-
-@given(st.lists(st.integers(0, 190), max_size=8))
-def test_where_the_pieces_are_cut_does_not_matter(cuts):
-    text = f"I add. {CALL} {FENCED} {CALL}"
-    assert split(text, cuts) == split(text) == ("I add.", [ADD, ADD, ADD])
 
 
 def writer(tools: Sequence[str] = ("add",), inside: str = "") -> MessageWriter:
@@ -95,13 +78,6 @@ def test_a_call_in_reasoning_that_is_never_closed_is_a_call():
     quoted.push(f"<think>\nHm.\n{CALL}</think>No.")
     quoted.finish()
     assert [part.kind for part in quoted.parts] == ["reasoning", "text"]
-
-
-def test_without_tools_a_call_is_text():
-    message = writer(tools=())
-    message.push(CALL)
-    message.finish()
-    assert message.message == {"content": CALL}
 
 
 def test_reasoning_that_the_prompt_opened_is_told_apart():

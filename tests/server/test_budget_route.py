@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import httpx
@@ -12,9 +11,7 @@ from starlette.testclient import TestClient
 
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.errors import ModelError
-from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
-from edgespec.server.budget_request import BudgetLimit
 from edgespec.server.guarding import Guard
 from edgespec.server.lifetime import LoadedModel, Server
 from edgespec.session.session import Session
@@ -81,17 +78,6 @@ def test_no_client_goes_above_the_budget_of_the_start(client: TestClient, size: 
     assert client.get("/v1/budget").json()["most_bytes"] == 1024 * MIB
 
 
-def test_auto_is_given_back(client: TestClient) -> None:
-    answer = client.post("/v1/budget", json={"memory_budget": "auto"})
-    assert (answer.status_code, answer.json()["follows"]) == (200, True)
-    assert client.post("/v1/budget", json={"memory_budget": 700 * MIB}).json()["follows"] is False
-
-
-def test_the_limit_is_the_machine_at_most() -> None:
-    assert BudgetLimit.of("500GiB").most_bytes == process.total_bytes()
-    assert BudgetLimit.of("auto:1GiB-2GiB") == BudgetLimit(2048 * MIB, "auto:1GiB-2GiB")
-
-
 def test_the_budget_is_changed_with_an_admin_key(client: TestClient) -> None:
     ask = {"memory_budget": "700MiB"}
     status = [
@@ -142,37 +128,3 @@ def test_the_next_model_is_loaded_with_the_budget_that_was_given_before(
 
         asyncio.run(steps())
     assert known == [[700 * MIB]]
-
-
-def test_of_two_budgets_at_once_the_next_model_is_loaded_with_the_one_that_is_kept(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[int] = []
-    is_changed, is_changed_again = threading.Event(), threading.Event()
-    change = session.set_memory_budget
-
-    def slow(size: int | str) -> MemoryPlan:
-        plan = change(size)
-        if is_changed.is_set():
-            is_changed_again.set()
-        else:
-            is_changed.set()
-            is_changed_again.wait(0.5)
-        return plan
-
-    monkeypatch.setattr(session, "set_memory_budget", slow)
-    guard = Guard("127.0.0.1")
-    server = Server(session, guard, "one", 4, on_budget=told.append, max_budget="1GiB")
-    app = server._server.config.app
-
-    async def steps() -> None:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            post = partial(client.post, "/v1/budget")
-            first = asyncio.create_task(post(json={"memory_budget": 800 * MIB}))
-            await asyncio.to_thread(is_changed.wait)
-            await asyncio.gather(first, post(json={"memory_budget": 700 * MIB}))
-
-    asyncio.run(steps())
-    assert told == [800 * MIB, 700 * MIB]
-    assert session.plan.budget_bytes == 700 * MIB

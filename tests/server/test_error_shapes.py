@@ -58,15 +58,6 @@ def test_the_front_refuses_in_the_protocol_of_the_path(client, path):
         assert kind_of(answer) == "permission_error"
 
 
-@pytest.mark.parametrize("path", MESSAGES + OTHERS)
-def test_a_wrong_method_or_path_is_told_in_its_protocol(client, path):
-    answer = client.delete(path)
-    assert answer.status_code in (404, 405)
-    right = "not_found_error" if answer.status_code == 404 else "invalid_request_error"
-    assert kind_of(answer) == right
-    assert ("allow" in answer.headers) == (answer.status_code == 405)
-
-
 @pytest.mark.parametrize("path", [*MESSAGES[:3], *OTHERS[:3]])
 @pytest.mark.parametrize(
     ("headers", "body", "status"),

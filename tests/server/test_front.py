@@ -8,7 +8,6 @@ import httpx
 import pytest
 
 from edgespec.completions.refusals import Refusal
-from edgespec.errors import UsageError
 from edgespec.server.access_log import AnsweredRequest
 from edgespec.server.guarding import Guard
 from server_running import serving
@@ -66,12 +65,6 @@ def test_a_client_may_choose_the_id(client, latest):
     assert answer.headers["x-request-id"] == latest().id == "a-1"
 
 
-def test_the_questions_of_a_health_check_are_not_logged(client, log, latest):
-    for path in ("/health", "/v1/health"):
-        assert client.get(path).status_code == 200
-    assert log.requests == []
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -95,19 +88,6 @@ def test_a_tool_of_another_type_is_left_out(client):
     answer = client.post(CHAT, json=body)
     assert (answer.status_code, answer.headers["x-ignored-fields"]) == (200, "tools.custom")
     assert client.post(CHAT, json=body | {"tool_choice": "required"}).status_code == 400
-
-
-@pytest.mark.parametrize("field", ["stopp", "max_token", "temprature", "cache_promt"])
-def test_a_near_miss_is_refused(client, field):
-    answer = client.post(TEXT, json=ASK | {field: 1})
-    assert answer.status_code == 400
-    assert "did you mean" in answer.json()["error"]["message"]
-
-
-def test_a_field_that_makes_no_header_is_named_without_its_line_breaks(client):
-    answer = client.post(TEXT, json=ASK | {"a\r\nX-Forged: \u20ac": 1})
-    assert answer.headers["x-ignored-fields"] == "aX-Forged: \\u20ac"
-    assert "x-forged" not in answer.headers
 
 
 @pytest.mark.parametrize("given", [b"", b"a b", b"a\xff", b"x" * 129])
@@ -150,11 +130,6 @@ def test_the_traceback_of_a_failure_is_logged(client, session, log, latest, monk
     assert "in fail" in traceback and "ZeroDivisionError: a fault of ours" in traceback
 
 
-def test_a_clients_fault_leaves_no_traceback(client, log, latest):
-    assert client.post(TEXT, json={"prompt": 1.5}).status_code == 400
-    assert log.failures == []
-
-
 @pytest.mark.parametrize(
     "path", ["/v1/models/", "/models", "/models/", "/metrics/", "//v1/models", "/v1//models", "//"]
 )
@@ -163,29 +138,12 @@ def test_a_path_answers_with_a_slash_and_without_its_version(client, path):
     assert answer.status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/completions", "/completions/", "/v1/completions/"])
-def test_completions_answer_there_too(client, path):
-    assert client.post(path, json=ASK, timeout=60).json()["usage"]["completion_tokens"] == 3
-
-
 def test_no_path_sends_anybody_to_the_name_in_the_host_header(client):
     for path in ("/health/", "/v1/models/", "//evil.example/"):
         answer = client.get(path, headers={"Host": "evil.example"})
         assert answer.status_code == 403
         assert "allowed-host" in answer.json()["error"]["message"]
         assert "location" not in answer.headers
-
-
-@pytest.mark.parametrize("upgrade", ["websocket", "h2c", "WebSocket", "any/1", ""])
-def test_offers_of_other_protocols_are_ignored(client, capfd, upgrade):
-    url = urlsplit(str(client.base_url))
-    with socket.create_connection((url.hostname, url.port), timeout=60) as one:
-        one.sendall(
-            f"GET /health HTTP/1.1\r\nHost: {url.netloc}\r\nConnection: Upgrade, close\r\n"
-            f"Upgrade: {upgrade}\r\nSec-WebSocket-Key: a\r\n\r\n".encode()
-        )
-        assert one.recv(100).startswith(b"HTTP/1.1 200")
-    assert capfd.readouterr() == ("", "")
 
 
 def test_what_is_no_http_prints_nothing(client, capfd):
@@ -229,24 +187,11 @@ def test_a_page_that_is_not_allowed_may_not(client):
             assert "access-control-allow-origin" not in answer.headers
 
 
-def test_any_page_may_ask_where_all_are_allowed():
-    guard = Guard("127.0.0.1", allowed_origins=frozenset({"*"}))
-    guard.check_origin({"origin": "https://any.example", "host": "127.0.0.1"})
-    allowed = guard.cors_headers({"origin": "https://any.example"})
-    assert allowed["Access-Control-Allow-Origin"] == "https://any.example"
-
-
 def test_nobody_is_allowed_unless_named():
     guard = Guard("127.0.0.1")
     assert guard.cors_headers({"origin": PAGE}) == {}
     with pytest.raises(Refusal, match="allowed-origin"):
         guard.check_origin({"origin": PAGE, "host": "127.0.0.1"})
-
-
-@pytest.mark.parametrize("origin", ["app.example", "https://a/b", "https://", "", "*.example"])
-def test_what_is_no_origin_cannot_be_allowed(origin):
-    with pytest.raises(UsageError, match="allowed_origin"):
-        Guard("127.0.0.1", allowed_origins=frozenset({origin}))
 
 
 @pytest.mark.parametrize(

@@ -115,13 +115,6 @@ def test_a_client_that_goes_while_it_waits_for_memory_leaves_nothing() -> None:
         assert ask(trial.address, **LARGE).status_code == 200
 
 
-def test_a_server_that_ends_tells_who_waits_for_memory() -> None:
-    with large_ones() as trial:
-        trial.server.stop()
-        assert [each.result().status_code for each in trial.asked] == [503] * 3
-        assert b" 503 " in trial.waiting.recv(1000)
-
-
 def _until(address: str, expected: tuple[int, int]) -> None:
     """Wait until so many requests are under way, and so many of them have a slot."""
     while slots(address) != expected:

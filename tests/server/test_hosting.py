@@ -146,18 +146,6 @@ def test_all_who_wait_for_a_model_are_answered_before_it_leaves_again(world: Wor
     assert world.host.n_loads == 3
 
 
-@pytest.mark.slow
-def test_two_clients_that_ask_in_turn_are_both_answered(world: World) -> None:
-    async def client(model: HostedModel) -> None:
-        for _ in range(10):
-            assert await world.ask(model) == model.name
-
-    async def steps() -> None:
-        await asyncio.gather(client(world.a), client(world.b))
-
-    run(steps())
-
-
 def test_an_embedding_model_comes_beside_one_that_leaves_room(world: World) -> None:
     async def steps() -> None:
         await world.ask(world.a)
@@ -180,16 +168,6 @@ def test_an_embedding_model_comes_instead_of_one_that_leaves_no_room() -> None:
     world.host.close()
 
 
-def test_what_is_beside_leaves_with_the_model(world: World) -> None:
-    async def steps() -> None:
-        await world.ask(world.a)
-        await world.ask(world.vectors)
-        await world.ask(world.b)
-
-    run(steps())
-    assert world.in_memory == ["b.gguf"]
-
-
 def test_a_model_that_cannot_be_loaded_is_an_error_for_its_requests_only(world: World) -> None:
     world.fails["b.gguf"] = ModelError("b.gguf is damaged:\n download it again")
 
@@ -201,19 +179,6 @@ def test_a_model_that_cannot_be_loaded_is_an_error_for_its_requests_only(world: 
 
     run(steps())
     assert world.host.state(world.b)["failed"]
-
-
-def test_a_model_that_failed_is_tried_again(world: World) -> None:
-    world.fails["b.gguf"] = ModelError("away")
-
-    async def steps() -> None:
-        with pytest.raises(Refusal):
-            await world.ask(world.b)
-        del world.fails["b.gguf"]
-        assert await world.ask(world.b) == "b.gguf"
-
-    run(steps())
-    assert world.host.state(world.b) == {"value": "loaded"}
 
 
 def test_nobody_leaves_for_a_model_that_is_known_not_to_work(world: World) -> None:
@@ -241,19 +206,6 @@ def test_a_client_that_would_not_wait_is_told_when_to_come_again(world: World) -
 
     run(steps())
     assert world.host.n_loads == 1
-
-
-def test_the_state_tells_the_progress_of_loading(world: World) -> None:
-    async def steps() -> None:
-        world.holds_loading = threading.Event()
-        asked = asyncio.ensure_future(world.ask(world.a))
-        await until(lambda: world.host.state(world.a).get("progress") == 0.5)
-        assert world.host.state(world.a)["value"] == "loading"
-        assert "50%" in world.host.told_progress(world.a)
-        world.holds_loading.set()
-        await asked
-
-    run(steps())
 
 
 def test_the_end_of_the_server_ends_loading(world: World) -> None:
@@ -286,20 +238,6 @@ def test_a_request_that_is_given_up_while_it_waits_holds_nothing(world: World) -
     assert world.events.count("+a.gguf") == 1
 
 
-def test_figures_of_models_that_left_are_kept(world: World) -> None:
-    async def steps() -> None:
-        for model in (world.a, world.b, world.a):
-            await world.ask(model)
-
-    run(steps())
-    assert (world.host.paging.passes, world.host.paging.bytes_read) == (3, 30)
-
-
-@pytest.mark.parametrize("name", ["b.gguf", "b"])
-def test_a_name_may_leave_out_the_suffix(world: World, name: str) -> None:
-    assert world.host.named(name) is world.b
-
-
 def test_an_unknown_name_is_a_404_that_names_the_models(world: World) -> None:
     with pytest.raises(Refusal, match=r"a\.gguf, b\.gguf, v\.gguf") as refused:
         world.host.named("c")
@@ -313,20 +251,11 @@ def test_a_model_of_the_other_kind_is_refused(world: World, name: str, embeds: b
     assert refused.value.status == 400
 
 
-def test_a_request_without_a_name_means_the_only_model_of_its_kind(world: World) -> None:
-    assert world.host.named(None, embeds=True) is world.vectors
-
-
 def test_a_request_without_a_name_is_refused_where_it_could_mean_several(world: World) -> None:
     """Otherwise its text would depend on which model happens to be loaded."""
     with pytest.raises(Refusal, match=r"give model, one of a\.gguf, b\.gguf$") as refused:
         world.host.named(None, embeds=False)
     assert (refused.value.status, refused.value.param) == (400, "model")
-
-
-def test_a_servers_only_model_answers_to_every_name(world: World) -> None:
-    host = ModelHost((world.a,), world._load)
-    assert host.named("gpt-4o") is world.a
 
 
 def test_models_that_the_budget_holds_stay_and_write_at_once() -> None:

@@ -56,16 +56,6 @@ def test_progress_is_told_to_browsers_and_clients():
     assert told.startswith("the model is loading: reading <weights>, 43%: try again in")
 
 
-def test_a_request_with_a_body_is_answered():
-    with listening() as (listener, address), loading(listener):
-        assert httpx.post(f"{address}/v1/completions", json={"prompt": "a"}).status_code == 503
-
-
-def test_hosts_are_checked_meanwhile():
-    with listening() as (listener, address), loading(listener):
-        assert httpx.get(address, headers={"Host": "evil.example"}).status_code == 403
-
-
 def test_who_comes_between_waits_for_the_server():
     with listening() as (listener, address):
         with loading(listener):

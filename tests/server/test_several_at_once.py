@@ -20,7 +20,7 @@ from edgespec.errors import TargetLost
 from edgespec.session.session import Session
 from engine_cases import COUNTING, N_VOCAB
 from fake_model import FakeModel
-from server_running import running, serving
+from server_running import serving
 from session_cases import holds_passes, open_session
 
 N_SLOTS = 3
@@ -84,16 +84,6 @@ def test_answers_are_those_that_are_given_alone(session: Session) -> None:
         assert {n: answer.result().json()["choices"] for n, answer in asked.items()} == alone
 
 
-def test_one_text_that_fails_has_its_own_error(session: Session) -> None:
-    with serving(session) as address, ThreadPoolExecutor(6) as pool:
-        firsts = [1, DAMAGED, 2, 3, DAMAGED, 4]
-        asked = [pool.submit(ask, address, first) for first in firsts]
-        answers = [answer.result() for answer in asked]
-        assert [answer.status_code for answer in answers] == [200, 500, 200, 200, 500, 200]
-        assert "best logit is nan" in answers[1].json()["error"]["message"]
-        assert ask(address).status_code == 200
-
-
 def test_a_server_whose_target_is_lost_is_not_healthy(
     target: FakeModel, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,36 +99,6 @@ def test_a_server_whose_target_is_lost_is_not_healthy(
         found = CLIENT.get(f"{address}/health")
         for one in (answer, found):
             assert (one.status_code, one.json()["error"]["code"]) == (503, "target_lost")
-
-
-def test_a_server_that_ends_tells_those_it_answers_and_those_who_wait(
-    target: FakeModel, session: Session
-) -> None:
-    begun, _ = holds_passes(target)
-    with running(session) as (address, server), ThreadPoolExecutor(7) as pool:
-        answers = [pool.submit(ask, address) for _ in range(7)]
-        until(address, 7)
-        assert begun.wait(60)
-        server.stop()
-        refusals = [answer.result() for answer in answers]
-        assert {refusal.status_code for refusal in refusals} == {503}
-        codes = {refusal.json()["error"]["code"] for refusal in refusals}
-        assert codes == {"shutting_down"}
-    target.hook = None
-    assert session.generate([1, 2], max_tokens=3).tokens
-    assert session.n_waiting == 0
-
-
-def test_a_full_queue_is_busy_for_those_who_come_last(target: FakeModel, session: Session) -> None:
-    _, may_go_on = holds_passes(target)
-    with serving(session, max_waiting=2) as address, ThreadPoolExecutor(5) as pool:
-        answers = [pool.submit(ask, address) for _ in range(5)]
-        until(address, 5)
-        refusal = ask(address)
-        assert (refusal.status_code, refusal.json()["error"]["code"]) == (503, "queue_full")
-        assert int(refusal.headers["Retry-After"]) > 0
-        may_go_on.set()
-        assert {answer.result().status_code for answer in answers} == {200}
 
 
 @pytest.mark.slow

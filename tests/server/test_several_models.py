@@ -15,7 +15,7 @@ import pytest
 
 from edgespec.cli.console import Console
 from edgespec.cli.model_list import ModelList
-from edgespec.errors import BudgetError, UsageError
+from edgespec.errors import BudgetError
 from edgespec.memory import process
 from embedding_files import write_encoder
 from gguf_files import tiny_llama
@@ -84,13 +84,6 @@ def test_each_request_is_answered_by_the_model_that_it_names(url: str) -> None:
 
 
 @pytest.mark.slow
-def test_an_answer_tells_how_long_its_model_was_loaded(url: str) -> None:
-    ask(url, "one")
-    assert "load;dur=" in ask(url, "two").headers["Server-Timing"]
-    assert "Server-Timing" not in ask(url, "two").headers
-
-
-@pytest.mark.slow
 def test_a_client_that_prefers_not_to_wait_is_told_when_to_come_again(url: str) -> None:
     ask(url, "one")
     refused = ask(url, "two", Prefer="wait=0")
@@ -98,13 +91,6 @@ def test_a_client_that_prefers_not_to_wait_is_told_when_to_come_again(url: str) 
     assert int(refused.headers["Retry-After"]) > 0
     assert refused.json()["error"]["code"] == "loading"
     assert ask(url, "two", Prefer="wait=60").status_code == 200
-
-
-@pytest.mark.slow
-def test_a_stream_waits_for_its_model(client: openai.OpenAI, url: str) -> None:
-    ask(url, "one")
-    chunks = client.completions.create(model="two", prompt="one", max_tokens=2, stream=True)
-    assert {chunk.model for chunk in chunks} == {"two"}
 
 
 MESSAGES = {"messages": [{"role": "user", "content": "one"}], "max_tokens": 1}
@@ -133,31 +119,6 @@ def test_an_unknown_model_is_a_404_in_every_protocols_form(url: str) -> None:
             assert (answer.json()["type"], error["type"]) == ("error", "not_found_error")
         else:
             assert error["code"] == "model_not_found"
-
-
-@pytest.mark.slow
-def test_an_unknown_model_is_known_as_such_by_the_official_clients(url: str) -> None:
-    import anthropic  # two seconds, in every process that collects tests
-    import openai
-
-    for send in (
-        lambda c: c.chat.completions.create(model="x", messages=[{"role": "user", "content": ""}]),
-        lambda c: c.completions.create(model="x", prompt="one"),
-        lambda c: c.responses.create(model="x", input="one"),
-        lambda c: c.embeddings.create(model="x", input="one"),
-        lambda c: c.models.retrieve("x"),
-    ):
-        with (
-            openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client,
-            pytest.raises(openai.NotFoundError, match="no model 'x'"),
-        ):
-            send(client)
-    message = {"role": "user", "content": "one"}
-    with anthropic.Anthropic(base_url=url, api_key="none") as client:
-        with pytest.raises(anthropic.NotFoundError, match="not_found_error"):
-            client.messages.create(model="x", messages=[message], max_tokens=1)
-        with pytest.raises(anthropic.NotFoundError, match="not_found_error"):
-            client.messages.count_tokens(model="x", messages=[message])
 
 
 def test_a_text_without_a_model_is_refused_and_vectors_are_the_only_ones(url: str) -> None:
@@ -214,28 +175,6 @@ def test_a_model_comes_beside_one_that_takes_much_memory(
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input": ""}, "input.0"),
-        ({"input": []}, "input"),
-        ({"input": ["hello", ""]}, "input.1"),
-        ({"input": "a " * 600}, "input.0"),
-        ({"input": [[1 << 30]]}, "input.0"),
-        ({"input": [[False]]}, "input.0.0"),
-        ({"input": "hello", "dimensions": 7000}, "dimensions"),
-        ({"input": "hello", "encoding_format": "int8"}, "encoding_format"),
-        ({"input": ["x"] * 3000}, "input"),
-    ],
-)
-def test_a_wrong_request_for_vectors_names_its_field(
-    url: str, fields: dict[str, object], param: str
-) -> None:
-    refused = httpx.post(f"{url}/v1/embeddings", json={"model": "vectors", **fields}, timeout=60)
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == param
-
-
-@pytest.mark.parametrize(
     "fields",
     [{"truncate": True}, {"truncate": "END"}, {"truncate_prompt_tokens": -1}],
 )
@@ -250,32 +189,11 @@ def test_a_text_that_is_too_long_is_cut_where_that_is_asked_for(
     assert n_tokens > short.json()["usage"]["prompt_tokens"] == 3
 
 
-def test_a_shorter_vector_is_the_beginning_of_a_long_one(url: str) -> None:
-    body = {"model": "vectors", "input": "hello"}
-    whole, cut = (
-        np.array(
-            httpx.post(f"{url}/v1/embeddings", json=body | fields, timeout=60).json()["data"][0][
-                "embedding"
-            ]
-        )
-        for fields in ({}, {"dimensions": 4})
-    )
-    assert len(cut) == 4 < len(whole)
-    np.testing.assert_allclose(cut, whole[:4] / np.linalg.norm(whole[:4]), rtol=1e-5)
-
-
 def test_a_model_of_the_wrong_kind_is_refused(url: str) -> None:
     assert ask(url, "vectors").json()["error"]["code"] == "wrong_kind_of_model"
     body = {"model": "one", "input": "x"}
     refused = httpx.post(f"{url}/v1/embeddings", json=body, timeout=60)
     assert refused.json()["error"]["code"] == "wrong_kind_of_model"
-
-
-def test_metrics_count_loads_over_all_models(url: str) -> None:
-    before = _loads(url)
-    ask(url, "one")
-    ask(url, "two")
-    assert _loads(url) > before
 
 
 @pytest.mark.slow
@@ -288,33 +206,10 @@ def test_a_budget_that_a_client_gave_holds_for_the_models_that_follow(url: str) 
     assert httpx.get(f"{url}/v1/budget").json()["budget_bytes"] == 500 << 20
 
 
-def _loads(url: str) -> int:
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
-    return int(
-        next(line for line in lines if line.startswith("edgespec_model_loads_total ")).split()[1]
-    )
-
-
 def test_json_that_is_broken_is_refused_before_a_model_is_loaded(url: str) -> None:
     refused = httpx.post(f"{url}/v1/completions", content=b'{"model": ', timeout=60)
     assert refused.status_code == 400
     assert "not JSON" in json.loads(refused.text)["error"]["message"]
-
-
-def test_flags_of_one_model_are_refused_with_several(folder: Path) -> None:
-    with pytest.raises(UsageError, match="-md names something of one model"):
-        listed(models_dir=str(folder), draft="x")
-
-
-def test_two_models_of_one_name_are_refused(folder: Path, tmp_path: Path) -> None:
-    other = tiny_llama().write(tmp_path / "one.gguf")
-    with pytest.raises(UsageError, match="rename one"):
-        listed(model=[str(folder / "one.gguf"), str(other)])
-
-
-def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no models"):
-        listed(models_dir=str(tmp_path))
 
 
 @pytest.mark.slow

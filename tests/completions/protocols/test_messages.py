@@ -9,7 +9,7 @@ from scripted import TOOL_CALL, ScriptedSession, completions, events, whole
 
 from edgespec.completions.protocols.dialect import Dialect
 from edgespec.completions.protocols.message_replies import messages_dialect, messages_error
-from edgespec.completions.protocols.message_requests import CountRequest, MessagesRequest
+from edgespec.completions.protocols.message_requests import MessagesRequest
 from edgespec.completions.refusals import Refusal, refusal_of
 from edgespec.completions.requests import RequestError
 
@@ -136,11 +136,6 @@ def test_thinking_is_the_templates(thinking: Any, variables: dict[str, Any]) -> 
     assert session.variables == variables
 
 
-def test_tokens_of_a_conversation_are_counted() -> None:
-    request = CountRequest.parse({"model": "m", "messages": HELLO, "tools": [WEATHER]})
-    assert completions(ScriptedSession()).count_tokens(request.chat_request()) == 3
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -181,16 +176,6 @@ def test_a_thread_is_refused_so_that_clients_go_on_without() -> None:
     }
 
 
-def test_a_picture_in_a_result_is_a_note() -> None:
-    session = ScriptedSession("a")
-    content = [{"type": "image", "source": {}}, {"type": "text", "text": "."}]
-    result = {"type": "tool_result", "tool_use_id": "t", "content": content}
-    use = {"type": "tool_use", "id": "t", "name": "weather", "input": {}}
-    turns = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
-    whole(dialect(session), asked(messages=[*HELLO, *turns]))
-    assert session.messages[-1]["content"] == "[image left out]."
-
-
 @pytest.mark.parametrize(
     ("status", "kind"),
     [(400, "invalid_request_error"), (401, "authentication_error"), (413, "request_too_large"),
@@ -209,9 +194,3 @@ def test_a_budget_of_thinking_is_one_of_reasoning() -> None:
     thinking = {"type": "enabled", "budget_tokens": 7}
     fields = MessagesRequest.parse(asked(thinking=thinking)).chat_request()
     assert fields.reasoning_budget == 7
-
-
-def test_an_error_tells_the_place_of_its_block() -> None:
-    content = [{"type": "text", "text": "a"}, {"type": "image"}]
-    with pytest.raises(RequestError, match=r"^messages\.0: a part is of type 'image'"):
-        MessagesRequest.parse(asked(messages=[{"role": "user", "content": content}])).chat_request()

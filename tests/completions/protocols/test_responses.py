@@ -9,7 +9,6 @@ from scripted import TOOL_CALL, ScriptedSession, completions, events, whole
 
 from edgespec.completions.protocols.dialect import Dialect
 from edgespec.completions.protocols.response_replies import (
-    ENTRY_BYTES,
     StoredResponses,
     responses_dialect,
     responses_error,
@@ -171,26 +170,6 @@ def test_a_response_that_is_not_stored_cannot_be_gone_on_from() -> None:
     assert responses_error(refusal, "")["error"]["param"] == "previous_response_id"
 
 
-def test_the_responses_not_asked_for_longest_are_forgotten_first() -> None:
-    stored = StoredResponses(2 * (ENTRY_BYTES + 90))
-    a, b, c = ({"type": "item_reference", "id": name} for name in "abc")
-    for name in ("a", "b"):
-        stored.add(name, [{"role": "user", "content": name}], [])
-    assert stored.items([a])[0]["content"] == "a"
-    stored.add("c", [a, {"role": "user", "content": "c"}], [])
-    assert [item["content"] for item in stored.items([c])] == ["a", "c"]
-    with pytest.raises(RequestError):
-        stored.items([b])
-
-
-def test_an_item_of_a_response_can_be_referred_to() -> None:
-    session = ScriptedSession("Salve")
-    its = dialect(session)
-    (item,) = whole(its, asked())["output"]
-    whole(its, asked(input=[{"type": "item_reference", "id": item["id"]}, USER]))
-    assert [message["content"] for message in session.messages] == ["Salve", "Hi"]
-
-
 @pytest.mark.parametrize(
     "items",
     [
@@ -209,14 +188,6 @@ def test_items_of_tools_that_others_have_are_text(items: list[Any]) -> None:
     assert [m["role"] for m in session.messages[1:-1]] == [
         "user" if item["type"].endswith("_output") else "assistant" for item in items
     ]
-
-
-def test_a_picture_in_a_result_is_a_note() -> None:
-    session = ScriptedSession("a")
-    output = [{"type": "input_image", "image_url": "x"}, {"type": "input_text", "text": "."}]
-    items = [USER, {"type": "function_call_output", "call_id": "c", "output": output}]
-    whole(dialect(session), asked(input=items))
-    assert session.messages[-1]["content"] == "[image left out]."
 
 
 def test_a_schema_is_a_response_format() -> None:
