@@ -214,9 +214,16 @@ def test_a_module_of_more_than_400_lines_says_why() -> None:
 
 
 MOST_LINES = {
+    "batch": 525,
+    "bench": 1360,
+    "cli": 4600,
     "concurrency": 600,
+    "diagnosis": 480,
     "engine": 4600,
+    "hub": 750,
+    "jobs": 425,
     "memory": 1700,
+    "models": 745,
     "paging": 1900,
     "ports": 650,
     "rules": 1000,
@@ -224,10 +231,10 @@ MOST_LINES = {
     "settings": 1300,
     "state": 650,
 }
-"""Lines of the folders of the core, which only fall."""
+"""Lines of folders, which only fall."""
 
 
 @pytest.mark.parametrize("folder", MOST_LINES)
-def test_a_folder_of_the_core_grows_no_longer(folder: str) -> None:
+def test_a_folder_grows_no_longer(folder: str) -> None:
     files = (ROOT / "edgespec" / folder).rglob("*.py")
     assert sum(len(path.read_text().splitlines()) for path in files) <= MOST_LINES[folder]

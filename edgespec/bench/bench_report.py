@@ -6,7 +6,6 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -25,8 +24,6 @@ class MeasuredMachine:
     n_cpus: int
     memory_bytes: int
     system: str
-    disk: str
-    """Kind of the file system that holds the target, and its device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +93,12 @@ class BenchReport:
         return asdict(self) | {"reference": self.reference}
 
 
-def this_machine(path: Path, n_threads: int) -> MeasuredMachine:
-    """A description of this machine and the disk of `path`."""
+def this_machine(n_threads: int) -> MeasuredMachine:
+    """A description of this machine."""
     return MeasuredMachine(
         cpu=process.processor()[0],
         n_threads=n_threads,
         n_cpus=os.cpu_count() or 1,
         memory_bytes=psutil.virtual_memory().total,
         system=f"{platform.system()} {platform.release()}, {platform.machine()}",
-        disk=_disk_of(path),
     )
-
-
-def _disk_of(path: Path) -> str:
-    resolved = path.resolve()
-    mounts = [m for m in psutil.disk_partitions(all=True) if resolved.is_relative_to(m.mountpoint)]
-    if not mounts:
-        return "unknown"
-    mount = max(mounts, key=lambda m: len(m.mountpoint))
-    return f"{mount.fstype} on {mount.device}"

@@ -108,7 +108,7 @@ def setting_lines(report: BenchReport) -> list[str]:
     )
     return [
         f"{machine.cpu}, {counted(machine.n_threads, 'thread')}; "
-        f"{format_size(machine.memory_bytes)} of memory; {machine.disk}; {machine.system}",
+        f"{format_size(machine.memory_bytes)} of memory; {machine.system}",
         ", ".join(f"{name} {version}" for name, version in report.versions.items()),
         f"target {target}{drafts}",
         limit_line(report),

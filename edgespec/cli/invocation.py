@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from edgespec.memory import room
 from edgespec.models import catalogue, packaged
 from edgespec.models.embedded import embedded_pair, find_config, shipped_prompts
 from edgespec.settings import arguments
-from edgespec.settings.base import Settings, expanded, in_flags, key_of, spell
+from edgespec.settings.base import Settings, expanded, in_flags, key_of
 from edgespec.settings.config import (
     ABOUT_THE_DRAFT,
     DRAFTING,
@@ -159,16 +158,6 @@ def with_drafts_of(
         made = fetching.draft_from_target(command.load, console) if is_own else model_path(name)
         drafts.append(made)
     return command, tuple(dict.fromkeys(drafts))
-
-
-def spelled(args: argparse.Namespace) -> str:
-    """The arguments as a shell command."""
-    words = ["edgespec", args.command]
-    for name, value in vars(args).items():
-        if name != "command":
-            for one in value if isinstance(value, list) else [value]:
-                words += [spell(name)] if one is True or one == "-" else [spell(name), str(one)]
-    return shlex.join(words)
 
 
 def model_path(args: str | Path, named: str = "--model") -> Path:

@@ -39,12 +39,8 @@ Each answer is written to OUT as soon as it is complete, with the custom_id of i
    "response": {"status_code": 200, "request_id": "...", "body": {"choices": ...}}}"""
 
 _EXAMPLES = """\
-examples:
+example:
   edgespec batch requests.jsonl answers.jsonl -m big.gguf -md small.gguf --memory-budget 4GiB
-  edgespec batch requests.jsonl answers.jsonl -m big.gguf -np 4
-      four texts at a time instead of as many as the budget affords
-  make-requests | edgespec batch - - | jq .response.body.choices[0]
-      through pipes
 
 To resume a run that was interrupted, by Ctrl-C, kill -9 or a power cut, run the same command again:
 requests with a line in OUT are skipped, and an incomplete last line is removed. A line that is not

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import platform
+import shlex
+import sys
 from argparse import ArgumentParser
 from dataclasses import replace
 from datetime import datetime
@@ -41,7 +43,6 @@ from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import (
     measured_sampling,
     read_prompts,
-    spelled,
     with_drafts_of,
 )
 from edgespec.errors import EdgespecError
@@ -88,12 +89,8 @@ examples:
       a first look at this machine, in a minute or two
   sudo edgespec bench --read-limit 300M
       the embedded pair, as on a slow device
-  edgespec bench -m big.gguf -md small.gguf --memory-budget 4GiB --modes mmap,paged,auto --json
   sudo edgespec bench -m big.gguf -md small.gguf -md head.gguf --modes paged,lookup,auto-draft,auto
       which draft, alone and with lookups: tokens per pass, tokens/s, to no draft, memory
-  sudo edgespec bench --read-limit 300M --modes mmap,auto --parallel 1,2,4,8 -n 32
-      several texts at once, beside llama.cpp's own batched decoding of as many (one KV cache, no
-      draft, as its server's slots)
 
 Limits need the right to make control groups (Linux: root). Where that is not given, the bench says
 so and nothing but edgespec's own budget is limited."""
@@ -148,7 +145,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def measure(args: argparse.Namespace, settings: BenchSettings, console: Console) -> BenchReport:
     """Run the whole bench and return its report."""
-    command, is_named = spelled(args), bool({"model", "hf_repo", "config"} & vars(args).keys())
+    is_named = bool({"model", "hf_repo", "config"} & vars(args).keys())
     opened, drafts = with_drafts_of(args, console)
     load, library = opened.load, runtimes.find(opened.load.model).baselines
     requested = choose(settings.modes, known_modes(library.BASELINES if library else ()))
@@ -186,10 +183,10 @@ def measure(args: argparse.Namespace, settings: BenchSettings, console: Console)
         raise EdgespecError(f"nothing could be measured: {results.failures[0].reason}")
     raw = spread(results.raw)
     return BenchReport(
-        command=command,
+        command=shlex.join(["edgespec", *sys.argv[1:]]),
         began=began.isoformat(timespec="seconds"),
         versions=_versions(library),
-        machine=this_machine(target, load.threads or process.usable_cores()),
+        machine=this_machine(load.threads or process.usable_cores()),
         target=_model_file(target),
         drafts=[_model_file(path) for path in bench.drafts],
         limits=AppliedLimits(
@@ -221,7 +218,10 @@ def chosen_prompts(settings: BenchSettings) -> tuple[list[Prompt], int]:
     are measured: all of a file, or the first of those that come with edgespec."""
     texts = read_prompts(settings.prompts)
     n_shipped = 1 if settings.quick else N_PROMPTS
-    prompts = [_prompt(number, text) for number, text in enumerate(texts, 1)]
+    prompts = [
+        Prompt(f"{number} {(text.strip() or 'blank').splitlines()[0][:PROMPT_WIDTH]}", text)
+        for number, text in enumerate(texts, 1)
+    ]
     return prompts, len(texts) if settings.prompts else n_shipped
 
 
@@ -232,11 +232,6 @@ def _limiter(requested: ProcessLimits, target: Path, console: Console) -> Limite
         why = f"limits cannot be set here ({'; '.join(reasons)})"
         console.note(f"{why}: nothing is limited but edgespec's own reads")
     return limiter
-
-
-def _prompt(number: int, text: str) -> Prompt:
-    first_line = (text.strip() or "blank").splitlines()[0]
-    return Prompt(f"{number} {first_line[:PROMPT_WIDTH]}", text)
 
 
 def _versions(library: Baselines | None) -> dict[str, str]:

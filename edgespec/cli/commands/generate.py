@@ -122,7 +122,9 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             console.end_of_text()
             for line in ("", *report.lines()):
                 console.note(line)
-        return _outcome(result)
+        if result.finish_reason == "cancelled":
+            return report_failure(Cancelled(), "interrupted", INTERRUPTED, None)
+        return 0
 
 
 class _Display:
@@ -146,13 +148,6 @@ class _Display:
         if result.finish_reason == "cancelled" and (rest := result.text[len(self.text) :]):
             self._show(TokenEvent(rest, result.tokens[-1], "target", result.speculation.rounds))
         return result
-
-
-def _outcome(result: GenerationResult) -> int:
-    """The exit code; writes the reason to stderr if it is not 0."""
-    if result.finish_reason == "cancelled":
-        return report_failure(Cancelled(), "interrupted", INTERRUPTED, None)
-    return 0
 
 
 def _trace(args: argparse.Namespace) -> Trace:

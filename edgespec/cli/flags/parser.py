@@ -56,8 +56,6 @@ examples:
       use the pair of models that comes with edgespec
   edgespec generate -m big.gguf -md small.gguf --memory-budget 4GiB -p 'Once upon a time'
       read the big model's weights from the disk, let the small model guess
-  edgespec plan -m big.gguf -md small.gguf --memory-budget 4GiB
-      show how the memory would be divided, without loading weights
 
 exit codes: 0 success, 1 failure, 2 wrong usage, 3 unusable model, 4 impossible memory budget,
 130 interrupted
