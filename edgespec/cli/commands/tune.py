@@ -38,14 +38,12 @@ Only settings that do not change the text are tried: which draft, guesses from t
 the size of the token tree, drafting while the target verifies, threads of both models, and the
 draft on a GPU. Each runs in a process of its own within the budget, as `edgespec bench` runs modes,
 on texts sampled as `edgespec chat` does (--temp). They take turns, and after each turn the slower
-half is dropped. The defaults are kept unless a setting is faster in every turn."""
+half is dropped. A setting must be faster in every turn to replace the defaults."""
 
 _EPILOG = """\
 examples:
   edgespec tune -m big.gguf -md small.gguf --memory-budget 4GiB --out big-4gib.toml
-  edgespec generate --config big-4gib.toml -p 'Once upon a time'
-  edgespec tune -m big.gguf -md small.gguf -md smaller.gguf --prompts mine.txt
-      find the better of two drafts for texts like those in mine.txt"""
+  edgespec generate --config big-4gib.toml -p 'Once upon a time'"""
 
 
 def add_to(parser: ArgumentParser) -> None:
