@@ -217,7 +217,6 @@ def _job(bench: Bench, mode: Mode, first: int) -> Callable[[], Decoded]:
         ctx_size=load.ctx_size,
         n_threads=load.threads or process.usable_cores(),
         bytes_read=child.storage_reads,
-        is_together=mode.n_texts is not None,
         pick=child.RandomPick(sampling) if mode.temperature else pick_best,
     )
     return partial(child.decode_by_library, mode.strategy, request)
@@ -287,7 +286,7 @@ def in_parallel(
     modes: Sequence[Mode], numbers: Sequence[int]
 ) -> tuple[list[Mode], list[SkippedMode]]:
     """The modes repeated for each number of texts, and those that decode one text at a time."""
-    alone = [mode for mode in modes if not mode.takes_several]
+    alone = [mode for mode in modes if mode.engine is None]
     reason = "with --parallel its library is not measured: it decodes one text at a time here"
     left_out = [SkippedMode(mode.name, reason) for mode in alone]
     fitting = []

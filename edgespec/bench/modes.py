@@ -41,8 +41,6 @@ class Mode:
     drafts: bool = True
     resident: bool = False
     """True if it keeps all weights in memory, so that they must fit."""
-    takes_several: bool = True
-    """True if it can decode several texts at once."""
     engine: EngineSettings | None = None
     """None for a runtime's baseline. Without `remember`, so that all runs start equal."""
     changed: Mapping[str, Any] = field(default_factory=dict)
@@ -129,7 +127,7 @@ ENGINE_MODES = (
 
 def known_modes(baselines: Sequence[Baseline]) -> tuple[Mode, ...]:
     """All modes for the models of a runtime, its baselines first."""
-    theirs = (Mode(b.name, b.text, b.drafts, b.resident, b.takes_several) for b in baselines)
+    theirs = (Mode(b.name, b.text, b.drafts, b.resident) for b in baselines)
     return (*theirs, *ENGINE_MODES)
 
 

@@ -37,8 +37,6 @@ class Baseline:
     """True if it needs a draft model."""
     resident: bool = False
     """True if it keeps all weights in memory, so that they must fit."""
-    takes_several: bool = False
-    """True if it can decode several texts in one pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +52,6 @@ class BaselineRequest:
     n_threads: int
     bytes_read: Callable[[], int]
     """Returns the bytes that this process has read from storage so far."""
-    is_together: bool = False
-    """True to decode all prompts at once; otherwise there is one."""
     pick: Pick = pick_best
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice, takewhile
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -90,31 +90,6 @@ def test_speculation_is_counted_round_by_round(name: str, most: int):
     assert all(cost.accepted <= cost.verified <= most for cost in run.rounds)
     assert sum(cost.accepted for cost in run.rounds) > 0
     assert all(cost.wall_s >= cost.draft_s + cost.pass_s for cost in run.rounds)
-
-
-@pytest.mark.parametrize("name", ["mmap", "resident"])
-def test_texts_decoded_at_once_are_those_decoded_alone(name: str):
-    prompts = [PROMPT, "import os\n\n", "class Queue:\n"]
-    together = baselines_together(name, prompts)
-    alone = [baselines.run("mmap", request(prompts=(prompt,))).tokens for prompt in prompts]
-    lengths = [cost.n_tokens for cost in together.texts]
-    tokens = iter(together.tokens)
-    texts = [tuple(islice(tokens, length)) for length in lengths]
-    same = [ours[:6] == theirs[:6] for ours, theirs in zip(texts, alone, strict=True)]
-    assert same == [True] * 3
-    assert sum(lengths) == len(together.tokens)
-    assert all(0 < cost.seconds <= together.decode_s for cost in together.texts)
-    n_passes = sum(cost.passes for cost in together.rounds)
-    assert n_passes == max(lengths)  # the prompts' pass gives the first tokens
-
-
-def baselines_together(name: str, prompts: list[str]) -> BaselineRun:
-    return baselines.run(name, request(prompts=tuple(prompts), is_together=True))
-
-
-def test_a_text_that_does_not_fit_beside_others_is_refused():
-    with pytest.raises(UsageError, match="raise `ctx_size`"):
-        baselines_together("mmap", [PROMPT, PROMPT * 100])
 
 
 @pytest.mark.parametrize(

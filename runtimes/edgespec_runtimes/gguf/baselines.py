@@ -1,4 +1,4 @@
-"""Baselines with llama.cpp's own decoding: mapped, resident, linear speculation, batched texts.
+"""Baselines with llama.cpp's own decoding: mapped, resident, linear speculation.
 
 For comparison only: they use neither edgespec's paging nor its engine.
 """
@@ -22,10 +22,9 @@ from edgespec.ports.baselines import (
     Baseline,
     BaselineRequest,
     BaselineRun,
-    check_room,
     measured,
 )
-from edgespec.values import RoundStats, TextCost
+from edgespec.values import RoundStats
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.llama import loading, log
@@ -38,30 +37,25 @@ MMAP, RESIDENT, LINEAR, LINEAR_SHORT = "mmap", "resident", "llama-linear", "llam
 
 LIBRARY = f"llama-cpp-python {loading.version()}"
 BASELINES: Sequence[Baseline] = (
-    Baseline(MMAP, "llama.cpp, weights mapped from the file and not repacked", takes_several=True),
+    Baseline(MMAP, "llama.cpp, weights mapped from the file and not repacked"),
     Baseline(
         RESIDENT,
         "llama.cpp, weights in memory, repacked for the CPU where that works",
         resident=True,
-        takes_several=True,
     ),
     Baseline(LINEAR, "llama.cpp's linear speculation, both mapped: 16 guesses, p >= 0.75", True),
     Baseline(LINEAR_SHORT, "the same with its defaults of 2026: 3 guesses, any p", True),
 )
-"""Decoding strategies; several texts share passes and one KV cache, like the slots of llama.cpp's
-server."""
 _RULES = {LINEAR: (16, 0.75), LINEAR_SHORT: (3, 0.0)}
 """Limits of llama.cpp's speculation: `--draft-max` and `--draft-p-min`."""
-Input = tuple[int, int, int, bool]
-"""Text, position, token, and whether its logits are wanted."""
+Input = tuple[int, int, bool]
+"""Position, token, and whether its logits are wanted."""
 _N_CANDIDATES = 10
 """Tokens kept by llama.cpp's draft sampler; `p_min` refers to their total probability."""
 
 
 def run(name: str, request: BaselineRequest) -> BaselineRun:
     """Continue the prompts with baseline `name`. Raises ModelError and UsageError."""
-    if request.is_together:
-        return _run_together(name, request)
     with ExitStack() as owned:
         began = time.perf_counter()
         keeps_all = name == RESIDENT
@@ -86,61 +80,6 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
 
         decode = partial(_decoded, request, target, drafter)
         return measured(request, load_s, target.vocabulary, read, decode)
-
-
-def _run_together(name: str, request: BaselineRequest) -> BaselineRun:
-    """Continue all prompts, with one token of each text per pass."""
-    began = time.perf_counter()
-    with _LlamaModel(request.model, request, name == RESIDENT, len(request.prompts)) as target:
-        load_s = time.perf_counter() - began
-        encoded = [target.vocabulary.encode(prompt) for prompt in request.prompts]
-        for prompt in encoded:
-            check_room(prompt, request)
-        read_before, began = request.bytes_read(), time.perf_counter()
-        first = target.decode(
-            [
-                (text, position, token, position == len(prompt) - 1)
-                for text, prompt in enumerate(encoded)
-                for position, token in enumerate(prompt)
-            ]
-        )
-        texts = [[request.pick(row, prompt)] for row, prompt in zip(first, encoded, strict=True)]
-        ended_s = [0.0] * len(texts)
-        prompt_s = time.perf_counter() - began
-        n_passes = -(-sum(map(len, encoded)) // target.most)
-        rounds = [RoundStats(len(texts), 0, 0, n_passes, 0.0, prompt_s, 0.0, prompt_s)]
-        while going := [
-            text
-            for text, tokens in enumerate(texts)
-            if not ended_s[text] and not target.is_over(tokens, request.n_tokens)
-        ]:
-            pass_began = time.perf_counter()
-            inputs = [
-                (text, len(encoded[text]) + len(texts[text]) - 1, texts[text][-1], True)
-                for text in going
-            ]
-            for text, row in zip(going, target.decode(inputs), strict=True):
-                texts[text].append(request.pick(row, [*encoded[text], *texts[text]]))
-            now = time.perf_counter()
-            for text in going:
-                if target.is_over(texts[text], request.n_tokens):
-                    ended_s[text] = now - began
-            pass_s = now - pass_began
-            rounds.append(RoundStats(len(going), 0, 0, 1, 0.0, pass_s, 0.0, pass_s))
-        end_s = time.perf_counter() - began
-        return BaselineRun(
-            tokens=tuple(token for tokens in texts for token in tokens),
-            n_prompt_tokens=sum(map(len, encoded)),
-            load_s=load_s,
-            prompt_s=0.0,
-            decode_s=end_s,
-            rounds=tuple(rounds),
-            bytes_read=request.bytes_read() - read_before,
-            texts=tuple(
-                TextCost(len(tokens), seconds or end_s)
-                for tokens, seconds in zip(texts, ended_s, strict=True)
-            ),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,17 +159,14 @@ def _decoded(
 
 
 class _LlamaModel(Closeable):
-    """A model and a context as in llama.cpp's own programs, with one sequence per text."""
+    """A model and a context as in llama.cpp's own programs, with one text."""
 
-    def __init__(
-        self, path: Path, request: BaselineRequest, keeps_all: bool, n_texts: int = 1
-    ) -> None:
+    def __init__(self, path: Path, request: BaselineRequest, keeps_all: bool) -> None:
         load = loading.load_resident if keeps_all else loading.load_filled
         self._model = load(path, loading.NOWHERE, AbortFlag())
         self.vocabulary = GgufVocabulary(self._model, [])
         params = lib.llama_context_default_params()
-        params.n_ctx, params.n_seq_max = n_texts * request.ctx_size, n_texts
-        params.kv_unified = n_texts > 1
+        params.n_ctx, params.n_seq_max = request.ctx_size, 1
         n_threads = loading.useful_threads(path.stat().st_size, request.n_threads)
         params.n_threads = params.n_threads_batch = n_threads
         with log.captured():
@@ -252,17 +188,14 @@ class _LlamaModel(Closeable):
             self._context = None
             self._model.close()
 
-    def is_over(self, tokens: Sequence[int], most: int) -> bool:
-        return len(tokens) >= most or self.is_end(tokens[-1])
-
     def read(self, tokens: Sequence[int], position: int) -> None:
-        """Append tokens to the only text from `position` on."""
+        """Append tokens to the text from `position` on."""
         last = len(tokens) - 1
-        self.decode([(0, position + i, token, i == last) for i, token in enumerate(tokens)])
+        self.decode([(position + i, token, i == last) for i, token in enumerate(tokens)])
 
     def continued(self, tokens: Sequence[int], position: int) -> np.ndarray:
-        """The logits after each of these tokens of the only text, float32 [n, n_vocab]."""
-        return self.decode([(0, position + i, token, True) for i, token in enumerate(tokens)])
+        """The logits after each of these tokens, float32 [n, n_vocab]."""
+        return self.decode([(position + i, token, True) for i, token in enumerate(tokens)])
 
     def decode(self, inputs: Sequence[Input]) -> np.ndarray:
         """The requested logits in the order of the inputs, float32 [n, n_vocab]."""
@@ -270,9 +203,9 @@ class _LlamaModel(Closeable):
         for begin in range(0, len(inputs), self.most):
             chunk = inputs[begin : begin + self.most]
             batch.n_tokens = len(chunk)
-            for i, (text, position, token, is_wanted) in enumerate(chunk):
+            for i, (position, token, is_wanted) in enumerate(chunk):
                 batch.token[i], batch.pos[i] = token, position
-                batch.n_seq_id[i], batch.seq_id[i][0] = 1, text
+                batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
                 batch.logits[i] = is_wanted
             with self._threads.computing(is_resident=True) if self._threads else nullcontext():
                 code = lib.llama_decode(self._context, batch)
@@ -285,7 +218,7 @@ class _LlamaModel(Closeable):
         return np.concatenate(found)
 
     def forget_from(self, position: int) -> None:
-        """Drop the only text's KV from this position on."""
+        """Drop the KV from this position on."""
         memory = lib.llama_get_memory(self._context)
         if not lib.llama_memory_seq_rm(memory, 0, position, -1):
             raise UsageError("this model's state cannot drop single tokens: it cannot speculate")
