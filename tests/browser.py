@@ -87,9 +87,9 @@ class Browser:
         sizes = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self._devtools("Emulation.setDeviceMetricsOverride", sizes)
 
-    def screenshot(self) -> bytes:
-        """The window as PNG."""
-        return base64.b64decode(self._devtools("Page.captureScreenshot", {})["data"])
+    def screenshot(self, **options: object) -> bytes:
+        """The window as PNG; `options` are those of Chromium's Page.captureScreenshot."""
+        return base64.b64decode(self._devtools("Page.captureScreenshot", options)["data"])
 
     def _devtools(self, command: str, parameters: dict):
         content = {"cmd": command, "params": parameters}

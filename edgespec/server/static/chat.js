@@ -178,7 +178,7 @@ function end(mine, meter) {
   mine.changed = Date.now();
   const old = mine.messages.findLast(one => one.parent === mine.head);
   if (old) mine.choose(old);  /* the version that was there, or what another tab asked */
-  if (!meter.nTokens) mine.state = message.isCut && message.content ? "stopped" : "";
+  if (!meter.nTokens) mine.state = message.isCut && message.content && !mine.failure ? "stopped" : "";
   if (mine !== conversation) return alive.delete(mine.id) && keep(mine);  /* unless it was deleted */
   if (!message.content || mine.head !== message.id) draw();
   else {  /* what is read stays as it is */
