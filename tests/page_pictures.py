@@ -1,6 +1,7 @@
 """Pictures of the page of a server that runs: `python tests/page_pictures.py FOLDER ADDRESS`.
 
 Windows of three widths in both themes: the start, an answer with what is under the hood, settings.
+`page.webp` and `page-small.webp` are those of docs/figures.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from pathlib import Path
 
 from browser import WINDOWS, Browser, ask, in_theme
 
-QUESTION = "Write a Python function that returns the greatest common divisor of two numbers."
+QUESTION = (
+    "Write Python functions add, subtract, multiply and divide, each with type hints, a docstring "
+    "and an example."
+)
 SCENES = {
     "start": "document.querySelector('#new').click()",
     "answer": "[...document.querySelectorAll('#conversations .open')].at(-1).click()",
@@ -31,7 +35,7 @@ def main(folder: Path, address: str) -> None:
         page.until("document.title !== 'edgespec'")
         page.run("document.querySelector('#toggle-engine').click()")
         ask(page, QUESTION)
-        page.until("document.querySelector('.message:last-child .regenerate')", 600)
+        page.until("document.querySelector('.regenerate')", 600)
         for theme in ("light", "dark"):
             in_theme(page, theme)
             for width, height in WINDOWS:
@@ -43,6 +47,12 @@ def main(folder: Path, address: str) -> None:
                     time.sleep(0.6)
                     path = folder / f"{scene}-{width}-{theme}.png"
                     path.write_bytes(page.screenshot())
+                    if path.name == "hood-1280-light.png":
+                        for name, scale in {"page": 1, "page-small": 0.55}.items():
+                            clip = {"x": 0, "y": 0, "width": width, "height": height}
+                            options = {"format": "webp", "quality": 80}
+                            shown = page.screenshot(**options, clip=clip | {"scale": scale})
+                            (folder / f"{name}.webp").write_bytes(shown)
     finally:
         page.close()
 

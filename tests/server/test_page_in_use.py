@@ -119,9 +119,19 @@ def test_passes_of_an_answer_are_columns_that_tell_their_words(page):
     assert shown["guessed right"] == "50 %"
     rates = [float(shown[name]) for name in ("tokens a second", "without guesses")]
     assert rates[0] / rates[1] == pytest.approx(1.5, rel=0.1)
-    page.run("document.querySelector('#toggle-engine').click()")
-    n_asked = page.run("return counts.length")
-    assert n_asked == 1
+
+
+def test_a_closed_panel_asks_the_server_nothing(page):
+    begin(page, "first", "One.")
+    page.run(
+        "window.paths = []; const answers = window.fetch; window.fetch = (path, options) =>"
+        " { paths.push(path); return answers(path, options); };"
+    )
+    finish(page)
+    ask(page, "second")
+    page.until("window.asked.length === 2")
+    finish(page)
+    assert page.run("return paths") == ["v1/chat/completions"]
 
 
 def test_a_message_is_copied_as_it_was_written(page):
