@@ -13,9 +13,12 @@ from pathlib import Path
 from browser import WINDOWS, Browser, ask, in_theme
 
 QUESTION = (
-    "Write Python functions add, subtract, multiply and divide, each with type hints, a docstring "
-    "and an example."
+    "Write Python functions add, subtract, multiply and divide, each with type hints and a "
+    "docstring. Code only."
 )
+TO_THE_TALLEST = """[...document.querySelectorAll('.column')]
+  .sort((one, other) => parseInt(other.dataset.words) - parseInt(one.dataset.words))[0]
+  .scrollIntoView({inline: 'center', block: 'nearest'})"""
 SCENES = {
     "start": "document.querySelector('#new').click()",
     "answer": "[...document.querySelectorAll('#conversations .open')].at(-1).click()",
@@ -31,11 +34,20 @@ def main(folder: Path, address: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     page = Browser()
     try:
+        in_theme(page, "light")
+        page.resize(1280, 800)
         page.open(address)
         page.until("document.title !== 'edgespec'")
         page.run("document.querySelector('#toggle-engine').click()")
         ask(page, QUESTION)
         page.until("document.querySelector('.regenerate')", 600)
+        time.sleep(3)  # the panel asks for figures every two seconds
+        page.run(TO_THE_TALLEST)
+        for name, scale in {"page": 1, "page-small": 0.55}.items():
+            clip = {"x": 0, "y": 0, "width": 1280, "height": 800, "scale": scale}
+            shown = page.screenshot(format="webp", quality=80, clip=clip)
+            (folder / f"{name}.webp").write_bytes(shown)
+        (folder / "live.png").write_bytes(page.screenshot())
         for theme in ("light", "dark"):
             in_theme(page, theme)
             for width, height in WINDOWS:
@@ -47,12 +59,6 @@ def main(folder: Path, address: str) -> None:
                     time.sleep(0.6)
                     path = folder / f"{scene}-{width}-{theme}.png"
                     path.write_bytes(page.screenshot())
-                    if path.name == "hood-1280-light.png":
-                        for name, scale in {"page": 1, "page-small": 0.55}.items():
-                            clip = {"x": 0, "y": 0, "width": width, "height": height}
-                            options = {"format": "webp", "quality": 80}
-                            shown = page.screenshot(**options, clip=clip | {"scale": scale})
-                            (folder / f"{name}.webp").write_bytes(shown)
     finally:
         page.close()
 

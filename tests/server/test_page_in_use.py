@@ -1,6 +1,7 @@
 """The page as a reader uses it: what the buttons do, what is sent and what the panel tells."""
 
 import json
+import time
 
 import pytest
 
@@ -119,6 +120,16 @@ def test_passes_of_an_answer_are_columns_that_tell_their_words(page):
     assert shown["guessed right"] == "50 %"
     rates = [float(shown[name]) for name in ("tokens a second", "without guesses")]
     assert rates[0] / rates[1] == pytest.approx(1.5, rel=0.1)
+
+
+def test_an_open_panel_does_not_flood_a_server_that_loads(page):
+    page.run(
+        "window.n = 0; window.fetch = async () => { n += 1; return new Response("
+        '\'{"error": {"code": "loading", "message": "loading"}}\', {status: 503}); };'
+        "document.querySelector('#toggle-engine').click()"
+    )
+    time.sleep(4.5)
+    assert page.run("return n") <= 6
 
 
 def test_a_closed_panel_asks_the_server_nothing(page):

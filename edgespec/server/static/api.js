@@ -2,16 +2,16 @@
 
 let key = "";
 
-/* The response; asks for the API key where the server wants one, and waits while its model is loaded: `onWait` is
-   told the server's words about that. */
-export async function ask(path, options = {}, onWait = () => {}) {
+/* The response; asks for the API key where the server wants one. With `onWait` it waits while the server's model is
+   loaded, whose words about that it is told. */
+export async function ask(path, options = {}, onWait = null) {
   for (;;) {
     const headers = { "Content-Type": "application/json" };
     if (key) headers.Authorization = "Bearer " + key;
     const response = await fetch(path, { ...options, headers }).catch(error => {
       throw error instanceof TypeError ? new Error("The server does not answer. Is it still running?") : error;
     });
-    if (response.status === 503) {
+    if (response.status === 503 && onWait) {
       const { error } = await response.clone().json().catch(() => ({}));
       if (error?.code !== "loading") return response;
       onWait(error.message);

@@ -396,7 +396,7 @@ function use(one) {
 }
 
 async function writingModels() {
-  const { data } = await (await ask("v1/models")).json();
+  const { data } = await (await ask("v1/models", {}, words => { $("state").textContent = words; })).json();
   return data.filter(one => one.kind !== "embedding");
 }
 
