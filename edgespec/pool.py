@@ -241,16 +241,6 @@ class Pool:
         below = enumerate(zip(parents.tolist(), self.token[: self.n].tolist(), strict=True))
         self._children = {where: node for node, where in below if where[0] >= 0}
 
-    def copy(self) -> Pool:
-        """A pool of the nodes that are there now, without draws. Another thread may add nodes
-        meanwhile."""
-        n, pool = self.n, Pool(1)
-        for name in _ARRAYS:
-            setattr(pool, name, getattr(self, name)[:n].copy())
-        pool.source, pool.root = self.source[:n], dict(self.root)
-        pool.n, pool.next_key = n, self.next_key
-        return pool
-
     def _check(self, node: int) -> None:
         if not (0 <= node < self.n and self.text[node] >= 0):
             raise UsageError(f"node {node} is in no tree of {self.n} nodes")

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,13 +111,6 @@ def test_a_dropped_node_is_no_child() -> None:
     pool.bare(0)
     assert pool.child(0, 2) is None and not pool.children(0)
     assert pool.add(0, 2) == 2
-
-
-@given(pools())
-def test_a_copy_goes_to_another_process(pool: Pool) -> None:
-    other = pickle.loads(pickle.dumps(pool.copy()))
-    assert [spelled(other, text) for text in pool.root] == [spelled(pool, t) for t in pool.root]
-    assert np.array_equal(other.parent[: other.n], pool.parent[: pool.n])
 
 
 @pytest.mark.parametrize(
