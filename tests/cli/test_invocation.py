@@ -37,7 +37,7 @@ def test_a_file_may_name_the_models(tmp_path: Path):
         ('model = ["m.gguf"]', "it must be a path"),
         ("[model]\nname = 1", "it must be a path"),
         ('model = ""', "model in .* is empty"),
-        ('model = "m"\ndraft = ""', "model-draft in .* is empty"),
+        ('model = "m"\ndraft = ""', "model-draft"),
         ('stop = "a"', "stop = a in .*: it must be a list"),
         ("stop = [5]", "stop = 5 in .*: it must be text"),
     ],
@@ -112,9 +112,9 @@ def test_a_file_may_call_models_by_their_names(tmp_path: Path):
 
 
 def test_what_a_file_says_wrong_is_refused_by_its_key(tmp_path: Path):
-    with pytest.raises(UsageError, match=r"ctx-size = -1 in .*settings\.toml: it must be"):
+    with pytest.raises(UsageError, match=r"ctx-size.*-1"):
         request(tmp_path, "ctx-size = -1")
-    with pytest.raises(UsageError, match="--ctx-size -2: it must be"):
+    with pytest.raises(UsageError, match=r"--ctx-size.*-2"):
         request(tmp_path, "ctx-size = 5", ctx_size="-2")
 
 

@@ -68,7 +68,7 @@ def told(tmp_path: Path, *lines: str, flags: tuple[str, ...] = ()) -> ServerSett
 def test_a_file_says_what_has_no_flag_and_flags_win_over_it(tmp_path: Path):
     found = told(tmp_path, "port = 1", "queue = 3", "alias = 'mine'", flags=("--port", "2"))
     assert (found.port, found.queue, found.alias, found.drain) == (2, 3, "mine", 30)
-    with pytest.raises(UsageError, match=r"drain = -1 in .*server.toml: it must be greater"):
+    with pytest.raises(UsageError, match=r"-1.*server\.toml"):
         told(tmp_path, "drain = -1")
 
 

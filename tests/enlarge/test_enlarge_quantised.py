@@ -57,7 +57,7 @@ def test_a_quantised_model_can_be_enlarged_and_stays_the_same(tmp_path: Path, na
 
 def test_an_unknown_type_names_the_known_ones(tmp_path: Path):
     source = tiny_llama().write(tmp_path / "m.gguf")
-    with pytest.raises(UsageError, match=r"Q4_9 is none of .*Q4_0"):
+    with pytest.raises(UsageError, match=r"Q4_9.*Q4_0"):
         quantise(source, tmp_path / "out.gguf", "Q4_9")
 
 
@@ -70,7 +70,7 @@ def test_what_llama_cpp_would_not_survive_is_not_handed_to_it(tmp_path: Path):
 @pytest.mark.slow
 def test_a_failure_of_the_quantiser_is_reported(tmp_path: Path):
     source = tiny_llama().write(tmp_path / "m.gguf")
-    with pytest.raises(EdgespecError, match="could not be stored as Q4_0"):
+    with pytest.raises(EdgespecError, match="Q4_0"):
         quantise(source, tmp_path / "no folder" / "out.gguf", "Q4_0")
 
 

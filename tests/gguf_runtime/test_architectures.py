@@ -35,7 +35,7 @@ def test_a_model_for_something_else_is_refused_with_a_next_step(
 def test_attention_that_is_not_causal_is_refused(tmp_path: Path) -> None:
     model = tiny_llama()
     model.metadata["llama.attention.causal"] = (BOOL, False)
-    with pytest.raises(ModelError, match="its attention is not causal"):
+    with pytest.raises(ModelError, match="attention"):
         validate(read_header(model.write(tmp_path / "m.gguf")))
 
 
@@ -52,7 +52,7 @@ def test_an_encoder_that_only_llama_cpp_knows_is_refused(
 ) -> None:
     monkeypatch.delitem(architectures.PURPOSES, "t5")
     path = write_model(tmp_path / "m.gguf", Species("t5"))
-    with pytest.raises(ModelError, match="has an encoder or writes by diffusion"):
+    with pytest.raises(ModelError, match="diffusion"):
         runtime.prepare(ModelRequest(path, "target", 64, 1, 1, 1))
 
 

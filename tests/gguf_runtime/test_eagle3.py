@@ -284,11 +284,11 @@ def _with_table(tokens: Sequence[int]) -> Gguf:
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (_without(tiny_eagle3(), "token_embd.weight"), "no token_embd.weight and takes its target"),
-        (_without(tiny_eagle3(), "output.weight"), "no output.weight and takes its target's"),
+        (_without(tiny_eagle3(), "token_embd.weight"), "token_embd"),
+        (_without(tiny_eagle3(), "output.weight"), r"output\.weight"),
         (_without(tiny_eagle3(), "d2t"), "64 rows"),
-        (_with_table([297] * 64), "one of 297 tokens"),
-        (_with_table([-1] * 64), "one of 297 tokens"),
+        (_with_table([297] * 64), "297"),
+        (_with_table([-1] * 64), "297"),
         (_with(tiny_eagle3(), "eagle3.target_layers", (ARRAY, I32, [1, 2])), "target_layers"),
         (_with(tiny_eagle3(), "eagle3.target_layers", (U32, 3)), "target_layers"),
         (_with(tiny_eagle3(), "eagle3.block_count", (U32, 2)), "2 layers"),

@@ -89,7 +89,7 @@ def test_every_architecture_has_llama_cpps_own_vectors(architecture: str, tmp_pa
 @pytest.mark.slow
 def test_norms_that_llama_cpp_would_die_of_are_refused(tmp_path: Path) -> None:
     wrong = embedding_model(tmp_path / "wrong", "jina-bert-v2", MEAN)
-    with pytest.raises(ModelError, match="norms 2 KV heads like 4"):
+    with pytest.raises(ModelError, match="norms"):
         plan_embedder(LoadSettings(model=wrong.write(tmp_path / "wrong.gguf")))
     alike = {"attention.head_count_kv": 4}
     model = embedding_model(tmp_path / "right", "jina-bert-v2", MEAN, **alike)
@@ -141,7 +141,7 @@ def test_unknown_tokens_are_refused(encoder: Embedder) -> None:
 def test_a_model_that_writes_is_no_embedder(tmp_path: Path) -> None:
     model = tiny_llama().write(tmp_path / "writes.gguf")
     assert not runtimes.embeds(model)
-    with pytest.raises(ModelError, match="name an embedding model"):
+    with pytest.raises(ModelError, match="embedding"):
         load_embedder(model)
 
 

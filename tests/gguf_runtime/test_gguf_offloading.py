@@ -77,7 +77,7 @@ def test_more_layers_than_its_budget_holds_are_refused_with_the_number_that_fits
     layers_bytes = planned(n_gpu_layers=4).gpu_planned_bytes
     budget = f"{layers_bytes}B"
     planned(n_gpu_layers=4, gpu_memory_budget=budget)
-    with pytest.raises(BudgetError, match=r"`n_gpu_layers=99` puts .* `n_gpu_layers=4` fits"):
+    with pytest.raises(BudgetError, match=r"`n_gpu_layers=99`.*`n_gpu_layers=4`"):
         planned(n_gpu_layers=99, gpu_memory_budget=budget)
 
 
@@ -85,9 +85,7 @@ def test_a_model_larger_than_the_device_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         device_memory, "of_gpus", lambda: [DeviceMemory("small", MIB // 2, MIB // 2)]
     )
-    with pytest.raises(
-        BudgetError, match="where 0 are left for the draft: leave `n_gpu_layers_draft` out"
-    ):
+    with pytest.raises(BudgetError, match="`n_gpu_layers_draft`"):
         planned(n_gpu_layers_draft=99)
 
 

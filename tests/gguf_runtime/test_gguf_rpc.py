@@ -218,7 +218,7 @@ def stranger(said: bytes) -> Iterator[str]:
 def test_what_answers_otherwise_is_an_error():
     with (
         stranger(b"HTTP/1.1 400 Bad Request\r\n\r\n") as address,
-        pytest.raises(ModelError, match="there is no RPC server of this version"),
+        pytest.raises(ModelError, match="version"),
     ):
         prepared(address).needs()
 
@@ -229,7 +229,7 @@ def test_a_server_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(device_memory, "ANSWER_S", 0.5)
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
-        pytest.raises(ModelError, match=r"has not answered for 0\.5 s: .* end the other"),
+        pytest.raises(ModelError, match=r"0\.5"),
     ):
         prepared(f"127.0.0.1:{listener.getsockname()[1]}").needs()
 

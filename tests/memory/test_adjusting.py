@@ -57,7 +57,7 @@ def test_a_budget_below_the_smallest_is_refused_with_it() -> None:
     smallest = smallest_budget(plan, CUTS)
     assert smallest == 80 * MIB + MIN_RING_SLOTS * 5 * MIB
     assert adjusted(plan, smallest, CUTS).planned_bytes <= smallest
-    with pytest.raises(BudgetError, match="at least 90 MiB") as refused:
+    with pytest.raises(BudgetError, match="90") as refused:
         adjusted(plan, smallest - 1, CUTS)
     assert refused.value.smallest_bytes == smallest
 

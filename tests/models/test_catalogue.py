@@ -85,7 +85,7 @@ def test_a_name_wins_over_a_file_of_the_same_name(
 
 
 def test_an_unknown_name_is_a_model_error_that_names_the_nearest() -> None:
-    with pytest.raises(ModelError, match="did you mean 'draft'"):
+    with pytest.raises(ModelError, match="draft"):
         find("drft")
 
 
@@ -151,7 +151,7 @@ def test_without_a_home_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("https://hub.example/m.gguf", "is an address"),
+        ("https://hub.example/m.gguf", "address"),
         ("someone/model-GGUF", "-hf someone/model-GGUF"),
         ("~nobody-at-all/m.gguf", "no such file"),
         ("x" * 5000, "no such file"),

@@ -38,7 +38,7 @@ def test_it_reads_three_layers_and_takes_the_target_s_embeddings(header: GgufFil
     layers = header.metadata["eagle3.target_layers"]
     assert isinstance(layers, GgufArray) and list(layers.values()) == [2, 15, 27]
     assert EMBEDDINGS not in header.tensors_by_name
-    with pytest.raises(ModelError, match="name the model that it was trained for"):
+    with pytest.raises(ModelError, match="trained"):
         head_shape(header)
 
 

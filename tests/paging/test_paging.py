@@ -333,7 +333,7 @@ def test_a_ring_full_of_held_slots_is_an_error_and_not_a_hang(
     pager = pagers(equal_segments(3, BLOCK_BYTES), SlowReader(), 2 * BLOCK_BYTES)
     pager.acquire(0)
     pager.acquire(1)
-    with pytest.raises(EdgespecError, match="full of held slots"):
+    with pytest.raises(EdgespecError, match="slots"):
         pager.acquire(2)
 
 

@@ -149,7 +149,7 @@ def test_a_plain_read_that_fails_is_told(weights: Path, monkeypatch: pytest.Monk
     """An invalid argument is no reason to open the file again for ever."""
     with DirectReader([weights]) as reader:
         fail_with_einval(monkeypatch, "preadv", lambda *_: True)
-        with pytest.raises(WeightReadError, match=r"weights\.bin failed: Invalid argument"):
+        with pytest.raises(WeightReadError, match=r"weights\.bin"):
             whole(reader)
 
 

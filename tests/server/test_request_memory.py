@@ -44,7 +44,7 @@ def test_grammars_take_what_the_budget_has_beside_a_resident_model() -> None:
     whole = edgespec.plan(settings()).planned_bytes
     with edgespec.load(settings(whole + MIB), RULES) as session:
         assert not session.plan.paged
-        with pytest.raises(UsageError, match=r"structured answers need .*page weights"):
+        with pytest.raises(UsageError, match="structured"):
             session.constraint(SCHEMA)
     with edgespec.load(settings(), RULES) as session:
         session.constraint(SCHEMA)

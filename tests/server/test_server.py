@@ -129,7 +129,7 @@ def test_the_official_client_knows_our_errors(official):
 
     with pytest.raises(openai.BadRequestError, match="temperature"):
         official.chat.completions.create(model="pair", messages=MESSAGES, temperature=-1)
-    with pytest.raises(openai.NotFoundError, match="no model 'nothing'"):
+    with pytest.raises(openai.NotFoundError, match="nothing"):
         official.models.retrieve("nothing")
 
 

@@ -142,7 +142,7 @@ def test_a_callback_of_the_session_may_change_its_budget(session: Session) -> No
 
 def test_a_budget_below_the_smallest_is_refused_and_changes_nothing(session: Session) -> None:
     before = session.plan
-    with pytest.raises(BudgetError, match="too small for what is loaded") as refused:
+    with pytest.raises(BudgetError, match="loaded") as refused:
         session.set_memory_budget("1MiB")
     assert refused.value.exit_code == 4
     assert refused.value.smallest_bytes == session.budget.smallest_bytes

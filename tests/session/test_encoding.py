@@ -61,7 +61,7 @@ def test_long_tokens_may_be_many_characters() -> None:
 def test_what_no_tokens_could_hold_is_not_read_at_all() -> None:
     vocabulary = Words()
     vocabulary.longest_piece_bytes = 10
-    with pytest.raises(UsageError, match="length is 100 tokens, and the prompt has at least 101"):
+    with pytest.raises(UsageError, match=r"100.*101"):
         Encoder(vocabulary, 100, nullcontext).encode("x" * 1001)
     assert vocabulary.n_characters == 0
 

@@ -59,7 +59,7 @@ def test_the_command_line_makes_it_of_the_model_it_names(
 
 
 def test_a_target_that_fits_gets_none(cache: Path) -> None:
-    with pytest.raises(UsageError, match=r"fits into 1\.0 GiB"):
+    with pytest.raises(UsageError, match=r"1\.0"):
         session.plan(LoadSettings(model=TARGET, draft="self", memory_budget="1GiB"))
     assert kept(cache) == []
 
@@ -93,7 +93,7 @@ def test_one_that_would_pay_and_has_no_room_is_refused_with_the_memory_it_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert choose(1000, monkeypatch, 1e8)
-    with pytest.raises(BudgetError, match=r"MiB beside 150 MiB .* than 300 MiB leave: raise"):
+    with pytest.raises(BudgetError, match=r"150.*300"):
         choose(300, monkeypatch, 1e8)
 
 
@@ -141,7 +141,7 @@ def test_damaged_notes_about_drafts_count_as_none(cache: Path, content: object) 
     JsonFile(cache_folder.drafts(), digest).write(content)
     assert own_draft.kept(TARGET, "1GiB") is None
     assert own_draft.measured(cache / f"{TARGET.stem}-self-q2_k-{digest}.gguf") is None
-    with pytest.raises(UsageError, match="would hardly be faster"):
+    with pytest.raises(UsageError, match="hardly"):
         session.plan(LoadSettings(model=TARGET, draft="self", memory_budget="1GiB"))
 
 

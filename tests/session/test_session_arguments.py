@@ -42,16 +42,16 @@ def test_a_plan_for_more_memory_than_there_is_says_so(
 @pytest.mark.parametrize("door", [edgespec.load, edgespec.plan])
 @pytest.mark.parametrize("settings", [None, b"x.gguf", {"model": "x.gguf"}, 3])
 def test_settings_of_a_wrong_type_are_refused(door, settings: object) -> None:
-    with pytest.raises(UsageError, match="settings must be of the type LoadSettings"):
+    with pytest.raises(UsageError, match="LoadSettings"):
         door(settings)
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"engine_settings": {"draft_max": 3}}, "engine_settings must be of the type"),
-        ({"progress": "yes"}, "progress must be a function or None"),
-        ({"trace": "trace.json"}, "trace must be of the type Trace"),
+        ({"engine_settings": {"draft_max": 3}}, "engine_settings"),
+        ({"progress": "yes"}, "progress"),
+        ({"trace": "trace.json"}, "trace"),
     ],
 )
 def test_other_arguments_of_a_wrong_type_are_refused(more: dict, message: str) -> None:

@@ -174,7 +174,7 @@ def test_a_grammar_that_cannot_be_met_is_refused_before_anything_runs(session, g
 def test_an_answer_within_a_schema_that_explodes_ends_with_one_error(session):
     properties = {f"p{i}": {"type": "string"} for i in range(560)}
     exploding = json_schema({"type": "object", "properties": properties})
-    with pytest.raises(GrammarError, match="cannot be followed any further"):
+    with pytest.raises(GrammarError, match="followed"):
         session.generate("a", None, 100, grammar=exploding)
     assert session.generate("a", max_tokens=1).tokens
 

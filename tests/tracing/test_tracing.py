@@ -93,7 +93,7 @@ def test_a_disk_that_fills_up_does_not_change_the_text():
     file.room = len(file.content) + 2000
     with Engine(*pair(), EngineSettings(step_aside=False), trace=trace) as engine:
         assert finish(engine.generate(PROMPT, GREEDY, 20)).tokens == expected
-    with pytest.raises(EdgespecError, match="No space left"):
+    with pytest.raises(EdgespecError, match="space"):
         trace.close()
 
 
