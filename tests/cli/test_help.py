@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from edgespec.cli.flags import parser
+from edgespec.cli.flags.parser import parse
 from edgespec.settings.base import key_of
 from edgespec.settings.config import (
     GenerateSettings,
@@ -58,3 +59,9 @@ def test_help_shows_the_flags_of_every_day_and_help_all_the_others(
         if key not in shown["--help-all"].replace("--", "")
         and key not in ("host", "port", "api-key-file", "reasoning-budget")
     ]
+
+
+def test_llama_cpps_flags_of_files_are_taken() -> None:
+    given = parse(["serve", "--chat-template-file", "a.jinja", "-c", "128"])
+    assert given.chat_template == "@a.jinja"
+    assert parse(["generate", "--json-schema-file", "a.json"]).json_schema == "@a.json"

@@ -286,8 +286,7 @@ class Teller:
 
 
 class RequestLog(AccessLog):
-    """Writes requests and failures to a console, as far as it can be written: its disk may be full,
-    or its terminal gone."""
+    """Writes requests and failures to a console, as far as it can be written."""
 
     def __init__(self, console: Console, is_json: bool = False, quiet: bool = False) -> None:
         """With `quiet`, only failures are written."""
@@ -310,10 +309,9 @@ class RequestLog(AccessLog):
         )
 
     def left_out(self, request_id: str, names: Sequence[str]) -> None:
-        if self._is_json:
-            self._write(id=request_id, ignored=names)
-        elif not self._quiet:
-            self._log(f"{_now()} {request_id} ignored fields: {', '.join(names)}")
+        if not self._quiet:
+            told = f"{_now()} {request_id} ignored fields: {', '.join(names)}"
+            self._write(id=request_id, ignored=names) if self._is_json else self._log(told)
 
     def failure(self, request_id: str, traceback: str) -> None:
         if self._is_json:

@@ -72,6 +72,7 @@ _COMMANDS_ELSEWHERE = {
 """Commands of other programs, such as Ollama's, and the equivalent here."""
 
 
+_FILE_FLAG = re.compile("--(chat-template|grammar|json-schema)-file$")  # llama.cpp's for @FILE
 _NEGATIVE_NUMBER = re.compile(r"-\.?\d|-inf$|-nan$")
 """Beginning of a value that is no flag: argparse's own pattern knows no exponents."""
 _TEXTS = frozenset({"TEXT", "JSON"})
@@ -135,6 +136,9 @@ class _Parser(argparse.ArgumentParser):
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse arguments, without defaults. Raises UsageError, and SystemExit after `--help`."""
+    for at in [n for n, one in enumerate(arguments[:-1]) if _FILE_FLAG.match(one)]:
+        file = [arguments[at].removesuffix("-file"), f"@{arguments[at + 1]}"]
+        arguments = [*arguments[:at], *file, *arguments[at + 2 :]]
     parser, commands, of_models = _parsers(arguments[0] if arguments else None)
     _check_command(arguments, "edgespec", commands, of_models)
     if arguments[:1] == ["models"]:
@@ -157,8 +161,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _check_values(args: argparse.Namespace, command: _Parser) -> None:
-    """Raise UsageError for values that are empty, such as variables of a shell that are not set,
-    and for text that is not UTF-8. Text is decoded as UTF-8, whatever the locale says."""
+    """Raise UsageError for empty values, and text that is not UTF-8, whatever the locale says."""
     for action in command._actions:
         given = getattr(args, action.dest, None)
         values = given if isinstance(given, list) else [given]
