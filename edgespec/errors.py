@@ -11,7 +11,7 @@ EdgespecError                 1  anything that went wrong while running
 ├── BudgetError               4  a memory budget that cannot work
 ├── WeightReadError           1  storage failed while weights were streamed
 ├── FetchError                1  a model that could not be fetched
-├── TargetLost                1  the process or server that held the target ended
+├── TargetLost                1  the server that held the target ended
 └── Cancelled               130  the caller asked a running model to stop
 """
 
@@ -92,7 +92,7 @@ class WeightReadError(EdgespecError):
 
 
 class TargetLost(EdgespecError):
-    """The process or RPC server that held the target ended; the session is of no more use."""
+    """The RPC server that held the target ended; the session is of no more use."""
 
 
 class FetchError(EdgespecError):
