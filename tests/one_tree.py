@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 from edgespec.pool import Pool
 
 ROOT = 0
@@ -20,9 +22,7 @@ class OneTree(Pool):
 
     def reroot(self, node: int) -> OneTree:
         """The tree below `node`; this one stays as it is."""
-        tree = OneTree(0, len(self.token))
-        copy = self.copy()
-        tree.__dict__ |= copy.__dict__ | {"draws": dict(self.draws)}
+        tree = deepcopy(self)
         tree.follow(node)
         tree.pack()
         return tree

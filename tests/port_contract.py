@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -182,7 +183,7 @@ class PortContract(OpensModels):
         tree = OneTree(tokens[0])
         tree.add(ROOT, tokens[1], 0.5)
         first = evaluate(model, tree, [0])
-        before = first.copy()
+        before = deepcopy(first)
         evaluate(model, tree, [1])
         assert np.array_equal(first, before)
 
