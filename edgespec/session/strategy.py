@@ -134,7 +134,7 @@ class Speed:
         used_bytes = sum(segment.nbytes for segment in plan.segments)
         if plan.experts is not None:
             used_bytes += int(plan.experts.used_share * plan.experts.room_bytes)
-        row_s = used_bytes / (TOKEN_BYTES_PER_S * self.n_threads / USUAL_THREADS)
+        row_s = self.compute_s(used_bytes)
         prices = prices_of(plan, self.disk_bytes_per_s, row_s)
         prices.put(len(n_guesses), row_s * (1 + (len(n_guesses) - 1) * FURTHER_ROW_COST))
         best = prices.best(n_texts * theory.tree_tokens(n_guesses / n_texts))

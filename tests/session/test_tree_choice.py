@@ -11,6 +11,7 @@ from edgespec.engine.prices import Prices
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
+from edgespec.paging.disk_speed import USUAL_BYTES_PER_S
 from edgespec.session.strategy import Speed, best_tree, prices_of
 from edgespec.theory import tree_tokens
 
@@ -72,7 +73,7 @@ def test_a_plan_for_several_texts_is_worth_more_with_more_nodes() -> None:
 
     def gained(n_texts: int) -> float:
         few, many = (replace(DENSE, max_nodes=n) for n in (97, 193))
-        speed = Speed(n_threads=16)
+        speed = Speed(USUAL_BYTES_PER_S / 2, n_threads=16)
         return speed.rate(many, n_texts) / speed.rate(few, n_texts)
 
     assert gained(1) < 1.05
