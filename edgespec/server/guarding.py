@@ -59,7 +59,7 @@ class Guard:
         if is_local(self.host) and name not in LOCAL_HOSTS | self.allowed_hosts | {self.host}:
             raise Refusal(
                 403,
-                f"requests may not call this server {name!r}: its setting allowed-host lets them",
+                f"requests may not call this server {name!r}: --allowed-host {name} lets them",
                 code="host_not_allowed",
             )
 

@@ -32,7 +32,7 @@ class ServerSettings(Settings):
     no key is needed, otherwise nobody."""
     max_budget: Annotated[int | str | None, BeforeValidator(budget)] = None
     """Largest memory budget that clients may set. Default: that of the start."""
-    allowed_host: tuple[str, ...] = ()
+    allowed_host: Annotated[tuple[str, ...], Flag(metavar="NAME")] = ()
     """Host names that requests may use besides the address."""
     allowed_origin: tuple[str, ...] = ()
     """Origins of web pages that may ask from a browser (CORS), such as http://localhost:3000, or *

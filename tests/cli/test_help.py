@@ -57,7 +57,7 @@ def test_help_shows_the_flags_of_every_day_and_help_all_the_others(
         key
         for key in keys
         if key not in shown["--help-all"].replace("--", "")
-        and key not in ("host", "port", "api-key-file", "reasoning-budget")
+        and key not in ("host", "port", "api-key-file", "reasoning-budget", "allowed-host")
     ]
 
 
