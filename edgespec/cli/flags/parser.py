@@ -98,7 +98,7 @@ class _Help(argparse.Action):
             one.help = text
         if is_short:
             parser._print_message(f"\n{parser.prog} --help-all shows {len(rare)} more flags\n")
-        elif "--help-all" in self.option_strings:
+        elif "--help-all" in self.option_strings and "--config" in parser._option_string_actions:
             from edgespec.cli.flags.groups import keys_of_files  # with pydantic
 
             parser._print_message(keys_of_files())
