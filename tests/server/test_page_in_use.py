@@ -172,7 +172,9 @@ def test_the_state_tells_how_much_of_the_prompt_is_read_and_how_fast_it_writes(p
     ask(page, "first")
     page.until("asked.length")
     assert page.run("return asked[0].return_progress")
-    page.run("sent(': waiting\\n\\n')")
+    page.run("sent(': waiting\\n\\n: m: reading weights 40%\\n\\n')")
+    page.until("document.querySelector('#state').textContent === 'm: reading weights 40%'")
+    assert page.run("return document.querySelector('#progress').value") == 0.4
     page.run(
         "tell({choices: [{delta: {}}],"
         "prompt_progress: {total: 2000, cache: 0, processed: 500, time_ms: 1}})"

@@ -132,6 +132,26 @@ def test_another_file_is_not_imported(page: Browser) -> None:
     assert "holds no conversations" in texts(page, ".error")[0]
 
 
+def test_a_file_with_a_circle_and_one_that_is_damaged_do_no_harm(page: Browser) -> None:
+    loop = {"id": "a", "parent": "a", "role": "user", "content": "circle"}
+    harm = {"id": "b", "parent": None, "role": "assistant", "content": "", "origins": "abc"}
+    copies = [{"id": "one", "messages": [loop]}, {"id": "two", "messages": [harm]}]
+    page.run(
+        "const files = new DataTransfer(); files.items.add(new File(["
+        f"{json.dumps(json.dumps({'conversations': copies}))}], 'a.json'));"
+        "document.querySelector('#imported').files = files.files;"
+        "document.querySelector('#imported').dispatchEvent(new Event('change'))"
+    )
+    page.until("document.querySelectorAll('#conversations .open').length === 2")
+    page.run("[...document.querySelectorAll('#conversations .open')].at(-1).click()")
+    assert texts(page, ".turn")[0] == "circle"
+    answering(page, "One.")
+    page.run("document.querySelector('.again').click()")
+    page.until("window.asked.length")
+    finish(page)
+    assert texts(page, ".turn") == ["circle", "One."]
+
+
 def test_a_full_store_is_told(page: Browser) -> None:
     page.run(
         "IDBObjectStore.prototype.put = () =>"

@@ -129,7 +129,8 @@ async function answer(mine, message = null) {
   if (mine.growing) return;
   const asked = mine.path, { converses } = mine, controller = new AbortController();
   const begun = message?.content.length || 0;
-  message ||= { id: newId(), parent: mine.head, role: "assistant", content: "", reasoning: "", origins: [] };
+  message ||= { id: newId(), parent: mine.head, role: "assistant", content: "" };
+  Object.assign(message, { reasoning: message.reasoning || "", origins: message.origins || [] });
   mine.growing = { message, controller };
   mine.failure = "";
   const meter = new Meter(mine, message);

@@ -35,8 +35,8 @@ async function withStore(mode, act) {
 export const newId = () => `${Date.now().toString(36)}${Math.random().toString(36).slice(2, 8)}`;
 const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
 const byId = messages => new Map(messages.map(message => [message.id, message]));
-const isMessage = ({ id, role, content }) =>
-  typeof id === "string" && ["user", "assistant"].includes(role) && typeof content === "string";
+const isMessage = ({ id, role, content, origins = [] }) => typeof id === "string" && typeof content === "string"
+  && ["user", "assistant"].includes(role) && Array.isArray(origins) && origins.every(run => typeof run?.[1] === "string");
 const isWhole = copy => typeof copy?.id === "string" && Array.isArray(copy.messages) && copy.messages.every(isMessage);
 
 /* Messages with their parents, which copies of a time without branches do not name. */
