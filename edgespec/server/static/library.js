@@ -4,8 +4,7 @@ import { kept, restored, titleOf } from "./conversation.js";
 import { element } from "./origins.js";
 import { iconButton } from "./view.js";
 
-const list = document.getElementById("conversations");
-const search = document.getElementById("search");
+const list = document.getElementById("conversations"), search = document.getElementById("search");
 
 /* Draws the list. `alive` has conversations of this tab by id, `acts` functions of one: open, rename, save, remove. */
 export function drawLibrary(current, alive, acts) {

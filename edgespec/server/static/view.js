@@ -6,8 +6,7 @@ import { element, tinted } from "./origins.js";
 const NEAR_PX = 40;  /* a reader who is this near to the end follows the text */
 const SENTENCE_END = /[.!?…。！？:]["”')\]*_`]*\s|\n/g;
 const log = document.getElementById("log");
-let follows = true;
-let latestTop = 0;
+let follows = true, latestTop = 0;
 
 /* What a model writes is Markdown; HTML in it is text. The sanitiser lets nothing through that loads or runs. */
 const escaped = text => text.replace(/[&<>"]/g, sign => `&#${sign.charCodeAt(0)};`);
@@ -90,7 +89,7 @@ const part = (kind, text, parent) => parent.appendChild(element("div", "turn " +
 /* One message in the log. An answer may grow; it is drawn at most once a frame, and its finished blocks once. */
 export class Shown {
   constructor(message, converses, isGrowing = false) {
-    const blocks = [], nHeard = message.content.length;  /* blocks of Markdown as HTML, and what was said aloud */
+    const blocks = [], nHeard = message.content.length;  /* blocks of Markdown, and characters said aloud */
     Object.assign(this, { message, converses, isGrowing, blocks, nHeard, thought: null, said: null, due: 0 });
     this.element = log.appendChild(element("article", `message from-${message.role}`));
     this.draw();
@@ -133,20 +132,22 @@ export class Shown {
     patch(this.said, made);
   }
 
+  /* A block whose text is the same is drawn again only at the end, when links of the whole text are known. */
   drawBlocks(text) {
-    const tokens = marked.lexer(text), { links } = tokens;
+    const tokens = marked.lexer(text), { links } = tokens, blocks = tokens.filter(({ type }) => type !== "space");
     if (!this.blocks.length) this.said.replaceChildren();
-    const blocks = tokens.filter(({ type }) => type !== "space")
-      .map(token => marked.parser(Object.assign([token], { links })));
-    blocks.forEach((html, place) => {
-      if (html === this.blocks[place]) return;
+    blocks.forEach((token, place) => {
+      const known = this.blocks[place], { raw } = token;
+      if (this.isGrowing && raw === known?.raw) return;
+      const html = marked.parser(Object.assign([token], { links }));
+      this.blocks[place] = { raw, html };
+      if (html === known?.html) return;
       const made = DOMPurify.sanitize(html, ALLOWED);
       lookRight(made);
-      if (!this.said.children[place]) this.said.append(element("div", "block"));
-      patch(this.said.children[place], made);
+      patch(this.said.children[place] || this.said.appendChild(element("div", "block")), made);
     });
     while (this.said.children.length > blocks.length) this.said.lastChild.remove();
-    this.blocks = blocks;
+    this.blocks.length = blocks.length;
   }
 
   /* Lets a screen reader say the sentences that have ended, and at the end the rest. */
