@@ -70,9 +70,10 @@ def for_requests(settings: CommandSettings, body_bytes: int) -> CommandSettings:
     """The settings with memory for requests of at most `body_bytes`; 0 is what the context may
     need."""
     load = settings.load
-    body_bytes = body_bytes or max_body_bytes(load.ctx_size or DEFAULT_CTX_SIZE)
-    reserve = load.reserve + serving_bytes(body_bytes)
-    return replace(settings, load=load.model_copy(update={"reserve": reserve}))
+    reserve = serving_bytes(body_bytes or max_body_bytes(0))
+    of_token = 0 if body_bytes else serving_bytes(max_body_bytes(1)) - reserve
+    update = {"reserve": load.reserve + reserve, "reserve_of_token": of_token}
+    return replace(settings, load=load.model_copy(update=update))
 
 
 class ModelList:

@@ -29,7 +29,7 @@ from edgespec.session.prepared_models import PreparedModels
 from edgespec.session.strategy import USUAL_THREADS, Speed, is_as_fast, texts_at_once
 from edgespec.settings import arguments
 from edgespec.settings.config import DEFAULT_CTX_SIZE, LoadFields, LoadSettings
-from edgespec.settings.units import auto_bounds, format_size
+from edgespec.settings.units import format_size
 from edgespec.tracing.spans import OFF, Trace, Track
 
 T = TypeVar("T")
@@ -155,25 +155,20 @@ class _Opening(Closeable):
         return self._with_notes(planned, self._unused_rules(planned))
 
     def _with_more_cells(self, least: MemoryPlan) -> MemoryPlan:
-        """The plan with as many tokens of context as texts may use and the budget has room for, if
-        short texts are about as fast as by the plan with the `least`.
+        """The plan with as many tokens of context as texts may use and half of the free memory has
+        room for, if short texts are about as fast as by the plan with the `least`.
 
-        Some of the memory stays free for other uses, and of a budget that may move the half.
+        A budget that may move keeps all room to do so.
         """
         models, settings = self._models, self._settings
-        info, needs = models.target.info, models.target.needs()
+        info, cell_bytes = models.target.info, models.target.needs().cell_bytes
+        if not cell_bytes or settings.pages_all:
+            return least
         longest = info.n_ctx if settings.ctx_size else max(info.n_ctx, info.max_ctx)
         n_most = max(longest, info.n_slots * min(longest, DEFAULT_CTX_SIZE))
-        spare = FREE_SHARE * (models.budget_bytes - least.planned_bytes)
-        if least.paged:
-            moves = settings.pages_all or auto_bounds(settings.memory_budget) is not None
-            room = (FREE_SHARE if moves else 1) * models.budget_bytes
-            floor = process.budget_bounds(settings.memory_budget)[0] or room
-            spare = min(room, floor) - least.smallest_bytes
-        if not needs.cell_bytes:
-            return least
-        n_cells = min(n_most, info.n_cells + int(spare / needs.cell_bytes))
-        n_cells = n_cells // CELL_STEP * CELL_STEP
+        needed_bytes = least.smallest_bytes if least.paged else least.planned_bytes
+        spare = int(FREE_SHARE * (models.budget_bytes - needed_bytes))
+        n_cells = min(n_most, info.n_cells + spare // cell_bytes) // CELL_STEP * CELL_STEP
         while n_cells > info.n_cells:
             with suppress(BudgetError):
                 more = models.planned_with(n_cells)

@@ -142,7 +142,8 @@ class PreparedModels(Closeable):
         per_token = SAMPLING_BYTES_PER_TOKEN if replays else RULE_BYTES_PER_TOKEN
         looks_up = settings.draft is not None or rules.lookup
         index_bytes = lookup.BYTES if looks_up else 0
-        return self.target.info.n_vocab * per_token + index_bytes + settings.reserve
+        reserve = settings.reserve + settings.reserve_of_token * self.target.info.n_ctx
+        return self.target.info.n_vocab * per_token + index_bytes + reserve
 
     def notes(self, plan: MemoryPlan | None = None) -> tuple[str, ...]:
         """Notes of both models, each once, and what of the settings cannot be reached."""

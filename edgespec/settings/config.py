@@ -136,6 +136,8 @@ class LoadSettings(Settings):
     reserve: Annotated[Count, HIDDEN] = 0
     """Bytes of the budget that are kept for what else the process does, such as a server's requests
     or a model beside this one."""
+    reserve_of_token: Annotated[Count, HIDDEN] = 0
+    """Further ones for each token of the context."""
     prompt_cache: Annotated[Path | None, Flag(metavar="DIR")] = None
     """Store what was computed for texts in this folder, where later prompts that begin alike find
     it, also after a restart; not for models on RPC servers. `serve` has one in the cache folder

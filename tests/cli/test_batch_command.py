@@ -61,7 +61,9 @@ def test_a_file_is_answered(loads: list[Any], files: tuple[str, str], capsys) ->
     assert out == ""
     assert "requests answered: 4\n" in err
     settings = loads[0]
-    assert settings.reserve == serving_bytes(max_body_bytes(settings.ctx_size or DEFAULT_CTX_SIZE))
+    for n_ctx in (DEFAULT_CTX_SIZE, 8 * DEFAULT_CTX_SIZE):  # as the plan chooses
+        reserve = settings.reserve + settings.reserve_of_token * n_ctx
+        assert reserve == serving_bytes(max_body_bytes(n_ctx))
     assert settings.n_parallel == "auto" and not settings.keeps_one_text_fast
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.memory import process
-from edgespec.memory.budget import MIB, MemoryPlan
+from edgespec.memory.budget import MIB, REQUESTS, MemoryPlan
 from edgespec.session.opening import plan
 from edgespec.session.strategy import MOST_FOR_ROOM
 from edgespec.settings.config import DEFAULT_CTX_SIZE, LoadSettings
@@ -70,12 +70,17 @@ def test_it_costs_short_texts_little_and_changes_no_smallest_budget(
 
 
 def test_a_budget_that_moves_keeps_room_to_move(settings: LoadSettings) -> None:
-    smallest = plan(settings).smallest_bytes
-    budget = smallest + 40 * MIB
-    moving = settings.model_copy(update={"memory_budget": budget, "adjustable_budget": True})
-    fixed = settings.model_copy(update={"memory_budget": budget})
-    assert plan(fixed).paged
-    assert DEFAULT_CTX_SIZE <= plan(moving).ctx_size < plan(fixed).ctx_size
+    assert plan(settings).ctx_size > DEFAULT_CTX_SIZE
+    moving = settings.model_copy(update={"adjustable_budget": True})
+    assert plan(moving).ctx_size == DEFAULT_CTX_SIZE
+
+
+def test_requests_as_long_as_the_context_have_memory(settings: LoadSettings) -> None:
+    def of_requests(its: MemoryPlan) -> int:
+        return sum(row.nbytes for row in its.rows if row.what == REQUESTS)
+
+    reserved = plan(settings.model_copy(update={"reserve_of_token": 1000}))
+    assert of_requests(reserved) - of_requests(plan(settings)) == 1000 * N_TRAINED
 
 
 def test_a_model_whose_text_depends_on_it_has_the_usual_one(tmp_path: Path) -> None:
