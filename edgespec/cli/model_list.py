@@ -69,11 +69,10 @@ def is_one(args: argparse.Namespace) -> bool:
 def for_requests(settings: CommandSettings, body_bytes: int) -> CommandSettings:
     """The settings with memory for requests of at most `body_bytes`; 0 is what the context may
     need."""
-    load = settings.load
     reserve = serving_bytes(body_bytes or max_body_bytes(0))
     of_token = 0 if body_bytes else serving_bytes(max_body_bytes(1)) - reserve
-    update = {"reserve": load.reserve + reserve, "reserve_of_token": of_token}
-    return replace(settings, load=load.model_copy(update=update))
+    update = {"reserve": settings.load.reserve + reserve, "reserve_of_token": of_token}
+    return replace(settings, load=settings.load.model_copy(update=update))
 
 
 class ModelList:

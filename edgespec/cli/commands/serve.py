@@ -147,19 +147,14 @@ def _one(
 ) -> _Opened:
     """A single model."""
     name = alias or _name(args)
-    settings = for_requests(
-        settings_from(args, n_parallel=PARALLEL, prompt_cache=_folder()), args.body_bytes
-    )
+    folder = str(cache_folder.prompts())
+    settings = settings_from(args, n_parallel=PARALLEL, prompt_cache=folder)
+    settings = for_requests(settings, args.body_bytes)
     loaded = stack.enter_context(settings.opened(console, template))
     loaded.warn_with(Teller(console))
     sampling = _sampling(settings.generate, loaded.chat_sampling)
     options = {"session": loaded, "model": name or loaded.target.name, "sampling": sampling}
     return _Opened(options, settings)
-
-
-def _folder() -> str:
-    """The prompt cache where none is named."""
-    return str(cache_folder.prompts())
 
 
 def _several(
@@ -173,7 +168,8 @@ def _several(
     of one."""
     if alias:
         raise UsageError("`alias` names one model, and there are several: leave it out")
-    known = ModelList(args, console, template, n_parallel=PARALLEL, prompt_cache=_folder())
+    folder = str(cache_folder.prompts())
+    known = ModelList(args, console, template, n_parallel=PARALLEL, prompt_cache=folder)
     load = loader(known, Teller(console))
     options: dict[str, Any] = {
         "session": None,
