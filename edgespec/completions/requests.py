@@ -128,17 +128,10 @@ class NamedTool(RequestPart):
     function: NamedFunction
 
 
-class CommonRequest(ParsedRequest):
-    """Fields common to chat and completion requests; None means the default."""
+class SamplingRequest(ParsedRequest):
+    """Fields of requests in OpenAI's protocols that sample a text; None means the default."""
 
-    model: str | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
-    return_progress: bool | None = None
-    """llama.cpp's field: a stream tells how much of the prompt has been read."""
-    return_origins: bool | None = None
-    """Our own field: a stream tells of each token who had guessed it."""
-    max_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX)
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=0, le=INT32_MAX)
@@ -148,14 +141,26 @@ class CommonRequest(ParsedRequest):
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     repeat_last_n: int | None = Field(default=None, ge=-1, le=INT32_MAX)
     logit_bias: dict[int, float] | None = None
-    ignore_eos: bool = False
-    """llama.cpp's field: end-of-generation tokens are never sampled."""
     seed: int | None = Field(default=None, ge=0, lt=1 << 64)
     stop: Annotated[
         list[Annotated[str, Field(min_length=1)]] | None,
         BeforeValidator(_as_stops),
         STOPS,
     ] = Field(default=None, max_length=MAX_STOPS)
+
+
+class CommonRequest(SamplingRequest):
+    """Fields common to chat and completion requests; None means the default."""
+
+    model: str | None = None
+    stream_options: StreamOptions | None = None
+    return_progress: bool | None = None
+    """llama.cpp's field: a stream tells how much of the prompt has been read."""
+    return_origins: bool | None = None
+    """Our own field: a stream tells of each token who had guessed it."""
+    max_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX)
+    ignore_eos: bool = False
+    """llama.cpp's field: end-of-generation tokens are never sampled."""
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     response_format: ResponseFormat | None = None
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field, StrictBool, StrictInt, StrictStr
 
-from edgespec.completions.requests import RequestError
+from edgespec.completions.requests import ParsedRequest
 
 
 class Tokenizes(Protocol):
@@ -18,40 +18,31 @@ class Tokenizes(Protocol):
     def piece(self, token: int) -> bytes: ...
 
 
-class _TokenRequest(BaseModel):
-    """Base of both requests; fields that are not known are ignored, as llama.cpp does."""
-
-    model_config = ConfigDict(frozen=True, strict=True)
-
-
-R = TypeVar("R", bound=_TokenRequest)
-
-
-class TokenizeRequest(_TokenRequest):
+class TokenizeRequest(ParsedRequest):
     """A request for the tokens of a text."""
 
-    content: str | list[str | int] = ""
+    content: StrictStr | list[StrictStr | StrictInt] = ""
     """A text, or texts and tokens in turn."""
-    add_special: bool = False
+    add_special: StrictBool = False
     """Begin with a BOS token if the model uses one."""
-    parse_special: bool = True
+    parse_special: StrictBool = True
     """Read spelled control tokens as such; otherwise as text."""
-    with_pieces: bool = False
+    with_pieces: StrictBool = False
 
 
-class DetokenizeRequest(_TokenRequest):
+class DetokenizeRequest(ParsedRequest):
     """A request for the text of tokens."""
 
-    tokens: list[int] = []
+    tokens: list[StrictInt] = Field(default_factory=list)
 
 
 def tokenize(tokenizer: Tokenizes, content: object) -> dict[str, Any]:
     """The tokens of the text in decoded JSON. Raises UsageError."""
-    request = _parsed(TokenizeRequest, content)
+    request = TokenizeRequest.parse(content)
     parts: Sequence[str | int] = (
         [request.content] if isinstance(request.content, str) else request.content
     )
-    tokens: list[int] = []
+    tokens: list[StrictInt] = Field(default_factory=list)
     is_first = True
     for part in parts:
         if isinstance(part, str):
@@ -68,7 +59,7 @@ def tokenize(tokenizer: Tokenizes, content: object) -> dict[str, Any]:
 
 def detokenize(tokenizer: Tokenizes, content: object) -> dict[str, Any]:
     """The text of the tokens in decoded JSON. Raises UsageError."""
-    request = _parsed(DetokenizeRequest, content)
+    request = DetokenizeRequest.parse(content)
     data = b"".join(map(tokenizer.piece, request.tokens))
     return {"content": data.decode(errors="replace")}
 
@@ -80,15 +71,3 @@ def _piece(tokenizer: Tokenizes, token: int) -> str | list[int]:
         return piece.decode()
     except UnicodeDecodeError:
         return list(piece)
-
-
-def _parsed(kind: type[R], content: object) -> R:
-    if not isinstance(content, Mapping):
-        raise RequestError("the body must be an object")
-    try:
-        return kind.model_validate(content)
-    except ValidationError as error:
-        details = error.errors()[0]
-        param = str(details["loc"][0])
-        reason = details["msg"].replace("Input should be", "it must be")
-        raise RequestError(f"{param}: {reason}", param) from error

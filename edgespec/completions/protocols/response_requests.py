@@ -18,9 +18,9 @@ from edgespec.completions.protocols.request_schemas import ITEMS
 from edgespec.completions.requests import (
     MAX_TOP_LOGPROBS,
     ChatRequest,
-    ParsedRequest,
     Reasoning,
     RequestError,
+    SamplingRequest,
     StreamOptions,
     callable_tools,
 )
@@ -57,7 +57,7 @@ class TextSettings(RequestPart):
     verbosity: str | None = None
 
 
-class ResponsesRequest(ParsedRequest):
+class ResponsesRequest(SamplingRequest):
     """A request to `/v1/responses`."""
 
     model: str
@@ -73,7 +73,6 @@ class ResponsesRequest(ParsedRequest):
     reasoning: Reasoning | None = None
     include: list[str] | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
-    stream: bool = False
     stream_options: StreamOptions | None = None
     store: bool = True
     truncation: str | None = None
@@ -81,17 +80,6 @@ class ResponsesRequest(ParsedRequest):
     prompt: None = None
     client_metadata: dict[str, Any] | None = None
     background: Literal[False] = False
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repeat_penalty: float | None = None
-    repeat_last_n: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
