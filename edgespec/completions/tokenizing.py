@@ -42,7 +42,7 @@ def tokenize(tokenizer: Tokenizes, content: object) -> dict[str, Any]:
     parts: Sequence[str | int] = (
         [request.content] if isinstance(request.content, str) else request.content
     )
-    tokens: list[StrictInt] = Field(default_factory=list)
+    tokens: list[int] = []
     is_first = True
     for part in parts:
         if isinstance(part, str):
