@@ -7,7 +7,7 @@ import pytest
 import edgespec
 from edgespec.chat.chat_sampling import DEFAULTS
 from edgespec.cli.invocation import measured_sampling
-from edgespec.settings.config import GenerateSettings, LoadSettings, SamplingParams
+from edgespec.settings.config import LoadSettings, SamplingParams
 from gguf_files import F32, I32, tiny_llama
 from onnx_files import write_llama
 
@@ -23,8 +23,8 @@ def test_of_a_gguf_file(tmp_path):
     with edgespec.load(LoadSettings(model=path)) as session:
         assert session.chat_sampling == {**DEFAULTS, "temperature": 0.5, "top_k": 0}
         chats = SamplingParams(**session.chat_sampling)
-    assert measured_sampling(path, GenerateSettings()) == chats
-    warmer = measured_sampling(path, GenerateSettings(temperature=1.0))
+    assert measured_sampling(path, None) == chats
+    warmer = measured_sampling(path, 1.0)
     assert warmer == chats.model_copy(update={"temperature": 1.0})
 
 
@@ -36,4 +36,4 @@ def test_of_an_onnx_folder(tmp_path):
     with edgespec.load(LoadSettings(model=model)) as session:
         assert session.chat_sampling == {**DEFAULTS, "top_p": 0.5}
         chats = SamplingParams(**session.chat_sampling)
-    assert measured_sampling(model, GenerateSettings()) == chats
+    assert measured_sampling(model, None) == chats
