@@ -156,8 +156,7 @@ class Engine(TreeGrowth):
 
     def _deal(self, texts: Sequence[Text], n_prompt_rows: int, max_nodes: int) -> Deal:
         """Terms of the next pass for guesses."""
-        sources = [source for source in self.sources if not source.is_free]
-        n_unread = sum(s.n_unread(text) for text in texts for s in sources if s.serves(text))
+        n_unread = sum(s.n_unread(text) for text in texts for s in self.sources if s.serves(text))
         room = sum(text.transcript.room for text in texts)
         return self.ledger.deal(max(1, len(texts)), n_unread, room, max_nodes, n_prompt_rows)
 
