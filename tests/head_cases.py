@@ -9,6 +9,7 @@ from typing import Any
 from edgespec.engine.settings import EngineSettings
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf.options import GgufOptions
+from port_models import model_request
 
 PROMPT = (5, 9, 2, 130, 11, 7)
 LINE = EngineSettings(lookup=False, fallback="fixed", n_candidates=1, draft_max=4, step_aside=False)
@@ -18,13 +19,11 @@ LINE = EngineSettings(lookup=False, fallback="fixed", n_candidates=1, draft_max=
 def head_request(
     path: Path, owner: str = "draft", target: Path | None = None, **changes: Any
 ) -> ModelRequest:
-    request = ModelRequest(
-        path=path,
+    request = model_request(
+        path,
         owner=owner,
         ctx_size=64,
-        max_nodes=9,
         max_branches=5,
-        n_threads=1,
         options=GgufOptions(flash_attn="on"),
         target=target,
     )

@@ -1,12 +1,21 @@
-"""Models that the contract tests of the port open once for all tests of a class."""
+"""Requests for models, and models that contracts of the port open once for a class of tests."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgespec.ports import LanguageModel
+from edgespec.runtimes import ModelRequest
+
+
+def model_request(path: Path, **changes: Any) -> ModelRequest:
+    """A request for a small target, but for what changes."""
+    return replace(ModelRequest(path, "target", 128, 9, 4, 1), **changes)
 
 
 def clear(model: LanguageModel) -> None:

@@ -32,11 +32,12 @@ from edgespec.engine.generation import Generation
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError
 from edgespec.ports import LanguageModel
-from edgespec.runtimes import ModelRequest, find
+from edgespec.runtimes import find
 from edgespec.session.session import LoadedModels, Session
 from edgespec.values import TokenEvent
 from gguf_files import tiny_llama
 from paging_contract import load_paged
+from port_models import model_request
 from session_cases import PLAN
 
 PROMPT = "the other one"
@@ -77,9 +78,7 @@ def _write(kind: str, path: Path) -> Path:
 
 
 def _open(path: Path, owner: str, paged: bool) -> LanguageModel:
-    request = ModelRequest(
-        path=path, owner=owner, n_threads=1, ctx_size=128, max_nodes=8, max_branches=4
-    )
+    request = model_request(path, owner=owner, max_nodes=8)
     prepared = find(path).prepare(request)
     if paged:
         return load_paged(prepared, 0.5)

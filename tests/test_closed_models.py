@@ -13,12 +13,13 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 from edgespec.errors import Cancelled, UsageError
 from edgespec.ports import LanguageModel
-from edgespec.runtimes import ModelRequest, find
+from edgespec.runtimes import find
 from gguf_files import tiny_llama
 from one_tree import ROOT, OneTree
 from onnx_files import write_llama
 from paging_contract import load_paged
 from port_calls import evaluate, prefill
+from port_models import model_request
 
 USES: dict[str, Callable[[LanguageModel], object]] = {
     "prefill": lambda model: prefill(model, [1, 2]),
@@ -37,9 +38,7 @@ def write(kind: str, folder: Path) -> Path:
 @pytest.fixture(params=["gguf", "onnx"])
 def paged(request: pytest.FixtureRequest, tmp_path: Path) -> LanguageModel:
     path = write(request.param, tmp_path)
-    wanted = ModelRequest(
-        path=path, owner="target", n_threads=1, ctx_size=128, max_nodes=8, max_branches=4
-    )
+    wanted = model_request(path, max_nodes=8)
     return load_paged(find(path).prepare(wanted), 0.5)
 
 

@@ -59,7 +59,7 @@ class MatrixCell:
     share: float
     """Place of the budget between the smallest (0) and that of a resident model (1)."""
     guesses: str = "none"
-    """`lookup`, `draft`, `head`, or an acceptance rule of drawn guesses."""
+    """`lookup`, `draft`, `head`, a draft of the `other runtime`, or an acceptance rule."""
     samplings: tuple[str, ...] = ("greedy", "chat")
     prompts: str = "short"
     extra: str = "nothing"
@@ -148,12 +148,14 @@ class Matrix:
         pair, path = embedded_pair(), self._folder / f"{model}.gguf"
         other = self._folder / f"{model}-other.gguf"
         if model == "gguf":
-            return {"target": pair.target, "draft": pair.draft}
+            other_runtime = pair.draft.parent / "edgespec-draft-onnx-fp16"
+            return {"target": pair.target, "draft": pair.draft, "other runtime": other_runtime}
         if model == "mixture":
             return {"target": catalogue.find("mixture"), "draft": pair.draft}
         if model == "onnx":
             models = pair.target.parent
-            return {role: models / f"edgespec-{role}-onnx-fp16" for role in ("target", "draft")}
+            exports = {role: models / f"edgespec-{role}-onnx-fp16" for role in ("target", "draft")}
+            return exports | {"other runtime": pair.draft}
         if model in HEADS:
             target, head = HEADS[model]()
             return {"target": target.write(path), "head": head.write(other)}
@@ -181,9 +183,9 @@ class Matrix:
 
 HEADS = {"eagle": predictable_pair, "dflash": repeating_pair}
 GUESSES = {
-    "gguf": ("draft", "none", "lookup"),
+    "gguf": ("draft", "none", "lookup", "other runtime"),
     "mixture": ("draft", "none", "lookup"),
-    "onnx": ("draft", "none", "lookup"),
+    "onnx": ("draft", "none", "lookup", "other runtime"),
     "hybrid": ("draft", "none", "lookup"),
     "eagle": ("head",),
     "dflash": ("head",),

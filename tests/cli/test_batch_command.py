@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import signal
@@ -105,19 +104,6 @@ def test_lines_with_errors_decide_the_exit_code_in_later_runs_too(
     assert len(names(files[1])) == 5
 
 
-def test_through_pipes(
-    loads: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd
-) -> None:
-    path = tmp_path / "in"
-    path.write_text(request("a") + request("b"))
-    with path.open() as stdin:
-        monkeypatch.setattr(sys, "stdin", stdin)
-        assert command_line.main(["batch", "-", "-"]) == 0
-    assert [json.loads(line)["custom_id"] for line in capfd.readouterr().out.splitlines()] == (
-        ["a", "b"]
-    )
-
-
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -200,42 +186,6 @@ def test_a_full_disk_is_one_error(
 def test_a_refused_run_leaves_no_empty_file(files: tuple[str, str], capsys) -> None:
     assert command_line.main(["batch", *files, "-m", "none.gguf"]) == 3
     assert not Path(files[1]).exists()
-
-
-def test_an_input_that_cannot_be_read_to_its_end_is_one_error(
-    loads: list[Any], files: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    class Failing(io.BytesIO):
-        def seek(self, *args: int) -> int:
-            self.is_counted = True
-            return super().seek(*args)
-
-        def readline(self, size: int | None = -1, /) -> bytes:
-            if self.tell() and getattr(self, "is_counted", False):
-                raise OSError(errno.EIO, "Input/output error")
-            return super().readline(size)
-
-    content = Path(files[0]).read_bytes()
-    monkeypatch.setattr("edgespec.cli.commands.batch.open_regular", lambda path: Failing(content))
-    assert command_line.main(["batch", *files]) == 1
-    assert capsys.readouterr().err.endswith(
-        f"error: IN {files[0]} cannot be read: Input/output error\n"
-    )
-    assert names(files[1]) == ["r0"]
-
-
-def test_a_reader_that_leaves_ends_the_run(
-    loads: list[Any], files: tuple[str, str], capsys
-) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-
-    def stdout() -> LineLog:
-        return LineLog(writing)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LineLog, "stdout", stdout)
-        assert command_line.main(["batch", files[0], "-"]) == 1
 
 
 @pytest.mark.slow

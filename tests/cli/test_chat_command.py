@@ -79,19 +79,6 @@ def test_what_people_type_to_leave_ends_a_conversation(chat, ending):
     assert chat(f"/system x\n{ending}\nnever answered\n", typed=True)[0] == ""
 
 
-def test_a_piped_line_that_begins_with_a_slash_is_a_message(chat, tmp_path):
-    file = tmp_path / "talk.json"
-    out, _ = chat(f"/no_think Say hi\n/save {file}\n", "--quiet")
-    assert len(out.splitlines()) >= 2
-    assert not file.exists()
-
-
-def test_a_pipe_needs_no_folder_that_can_be_written(chat, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nope")
-    _, said = chat("Hi\n", "--quiet")
-    assert said == ""
-
-
 def test_a_second_turn_reads_only_what_is_new(chat):
     _, said = chat("write a function that adds two numbers\ngo on\n/stats\n", typed=True)
     reused = next(line for line in said.splitlines() if line.startswith("reused: "))
@@ -123,11 +110,6 @@ def test_a_model_without_a_template_is_refused_before_anything_is_asked(monkeypa
     assert command_line.main(["chat", "-m", "embedded", "--quiet"]) == 3
     (said,) = capsys.readouterr().err.splitlines()
     assert "has no chat template" in said
-
-
-def test_an_answer_keeps_a_schema(chat):
-    out, _ = chat("choose\n", "--json-schema", '{"enum": ["left", "right"]}', "--quiet")
-    assert json.loads(out) in {"left", "right"}
 
 
 def test_reasoning_is_set_apart(chat):

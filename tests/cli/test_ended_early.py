@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -14,8 +13,6 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli import command_line
-from edgespec.cli.commands import generate
-from edgespec.errors import ModelError
 from edgespec.values import GenerationResult, SpeculationStats, TokenEvent
 from fake_session import WORDS, FakeSession
 
@@ -84,34 +81,6 @@ def test_ctrl_c_during_an_import_is_one_line(name: str, error: str):
     """CPython 3.11 makes one that comes while a class is made into a RuntimeError."""
     code = INTERRUPTED_IMPORT.format(name=name, error=error)
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
-    assert (run.returncode, run.stderr) == (130, b"edgespec: error: interrupted\n")
-
-
-def test_an_error_after_ctrl_c_is_an_interrupt(monkeypatch: pytest.MonkeyPatch, capsys):
-    """Importing onnxruntime makes the exception an ImportError of its own, without a cause."""
-
-    def failing(*_: object) -> None:
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        raise ModelError("the model is of no installed runtime")
-
-    monkeypatch.setattr(generate, "run", failing)
-    assert command_line.main(["generate", "-p", "hi"]) == 130
-    assert capsys.readouterr().err == "edgespec: error: interrupted\n"
-
-
-@pytest.mark.slow
-def test_ctrl_c_in_generated_code_is_no_death_by_the_signal(tmp_path: Path):
-    """CPython remembers it from where it goes through `exec`, as in making a named tuple."""
-    (tmp_path / "interrupted.py").write_text(
-        "import sys; from edgespec.cli.commands import generate\n"
-        "def interrupted(given, interrupts): exec('raise KeyboardInterrupt')\n"
-        "generate.run = interrupted\n"
-        "sys.argv = ['edgespec', 'generate', '-p', 'hi']\n"
-        "from edgespec.__main__ import main; sys.exit(main())"
-    )
-    command = [sys.executable, "-m", "interrupted"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     assert (run.returncode, run.stderr) == (130, b"edgespec: error: interrupted\n")
 
 

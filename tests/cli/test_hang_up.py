@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgespec.cli.commands.serve import RequestLog, Teller
+from edgespec.cli.commands.serve import RequestLog
 from edgespec.cli.console import Console
 from edgespec.server.access_log import AnsweredRequest
 
@@ -86,8 +86,3 @@ def test_a_log_on_a_full_disk_fails_no_request(full: Console, is_json: bool) -> 
     log = RequestLog(full, is_json)
     log.request(AnsweredRequest("req_1", "", "GET", "/health", 200, 0.1))
     log.failure("req_1", "Traceback")
-
-
-def test_a_warning_that_cannot_be_written_fails_no_text(full: Console) -> None:
-    """The prefix cache warns of a full disk in the engine's thread, and all texts ended."""
-    Teller(full)("the prefix cache goes on without new texts")

@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 from edgespec.cli.interrupts import Interrupts
-from edgespec.concurrency.exit_codes import ENDING_SIGNALS
 
 PROCESS = """
 import os, signal, subprocess, sys, time
@@ -55,19 +54,6 @@ def run(body: str, closing: str = "pass", last: str = "pass", number: str = "SIG
 def test_the_first_one_is_raised(number: str) -> None:
     ended = run("interrupt()", number=number)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "interrupted\n", "")
-
-
-def test_signals_at_the_same_time_are_one() -> None:
-    """`timeout` sends its signal to the command and to the whole group."""
-    ended = run("interrupt()", closing="interrupt(); print('closed', flush=True)")
-    assert (ended.returncode, ended.stdout) == (130, "interrupted\nclosed\n")
-    assert ended.stderr == ""
-
-
-def test_who_waits_is_told_what_a_second_one_does() -> None:
-    ended = run("interrupt()", closing="time.sleep(1.5); print('closed', flush=True)")
-    assert (ended.returncode, ended.stdout) == (130, "interrupted\nclosed\n")
-    assert ended.stderr == "\nedgespec: stopping; once more ends it at once\n"
 
 
 def test_one_that_native_code_has_lost_is_raised_again() -> None:
@@ -114,11 +100,6 @@ def test_a_server_has_two_orderly_ones() -> None:
     assert (ended.returncode, ended.stdout) == (130, "stop\nstop\n")
 
 
-def test_one_that_comes_when_all_is_done_changes_nothing() -> None:
-    ended = run("pass", last="interrupt()")
-    assert (ended.returncode, ended.stderr) == (130, "")
-
-
 def test_what_can_stop_in_good_order_is_asked_to() -> None:
     """In a thread: the main thread may hold the lock that stopping needs."""
     body = (
@@ -131,13 +112,6 @@ def test_what_can_stop_in_good_order_is_asked_to() -> None:
     )
     ended = run(body)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "True\n", "")
-
-
-def test_handlers_are_as_before_afterwards() -> None:
-    before = [*map(signal.getsignal, ENDING_SIGNALS)]
-    with Interrupts().heard():
-        pass
-    assert [*map(signal.getsignal, ENDING_SIGNALS)] == before
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:

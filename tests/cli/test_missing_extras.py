@@ -106,12 +106,6 @@ def test_a_terminal_to_chat_in_wants_the_extra_chat() -> None:
     assert line.endswith(extras.install_command("chat"))
 
 
-def test_a_pipe_to_chat_in_wants_no_terminal(refused: Refused) -> None:
-    code, line = refused("prompt_toolkit", "chat", "-m", "/nowhere.gguf", "--quiet")
-    assert code == 3
-    assert "/nowhere.gguf does not exist" in line
-
-
 @pytest.mark.parametrize("package", ["httpx2", "huggingface_hub"])
 def test_fetching_wants_the_extra_hub(package: str, refused: Refused) -> None:
     code, line = refused(package, "generate", "-hf", "user/model", "-p", "x")
@@ -135,12 +129,6 @@ def test_an_onnx_model_wants_the_extra_onnx(refused: Refused) -> None:
     code, line = refused("onnxruntime", "generate", "-m", str(model), "-p", "x", "--quiet")
     assert code == 3
     assert line.endswith(extras.install_command("onnx"))
-
-
-def test_completion_scripts_want_the_extra_completion(refused: Refused) -> None:
-    code, line = refused("shtab", "completion", "bash")
-    assert code == 2
-    assert line.endswith(extras.install_command("completion"))
 
 
 def test_the_command_installs_from_the_clone_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,13 +40,6 @@ def test_what_is_no_port_is_refused(port: str, said: str, refused: Refused):
     assert refused("--port", port) == (2, f"edgespec: error: --port {port}: it must be {said}")
 
 
-@needs_rpc
-def test_a_budget_that_leaves_nothing_is_refused(refused: Refused):
-    code, line = refused("--memory-budget", "20MiB", "--port", str(free_port()))
-    assert code == 4
-    assert "leaves nothing to lend" in line
-
-
 def test_an_address_that_is_taken_is_an_error(rpc_server: str, refused: Refused):
     address = rpc_server
     code, line = refused("--port", address.rpartition(":")[2])

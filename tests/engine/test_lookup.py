@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 import pytest
@@ -17,8 +16,7 @@ from edgespec.engine.sources.mixer import Mixer
 from edgespec.engine.sources.source import Opinion
 from edgespec.pool import line
 from edgespec.ports.text_request import TextRequest
-from edgespec.rules.sampling import SamplingParams
-from engine_cases import GREEDY, N_VOCAB, WARM, assert_nothing_provisional, finish
+from engine_cases import GREEDY, N_VOCAB, finish
 from engine_cases import AskedEngine as Engine
 from fake_model import FakeModel, fixed_text, random_language
 
@@ -134,21 +132,6 @@ def test_a_text_that_repeats_itself_needs_few_passes_without_any_draft() -> None
     assert set(sources) == {"lookup", "recycled"}
     assert sum(by.accepted for by in sources.values()) == result.speculation.accepted > 80
     assert sum(by.verified for by in sources.values()) == result.speculation.verified
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("seed", range(5))
-def test_lookup_changes_no_token(seed: int, sampling: SamplingParams) -> None:
-    language = random_language(seed, 6, order=2)
-    target = FakeModel(language, 6, eog_tokens=[5], n_ctx=80)
-    prompt = [random.Random(seed).randrange(5) for _ in range(30)]
-    texts = []
-    for lookup in (False, True):
-        settings = EngineSettings(lookup=lookup, step_aside=False)
-        with Engine(target, settings=settings) as engine:
-            texts.append(finish(engine.generate(prompt, sampling, 50)).tokens)
-        assert_nothing_provisional(target)
-    assert texts[0] == texts[1]
 
 
 # Recent texts

@@ -23,6 +23,7 @@ from gguf_files import tiny_llama
 from one_tree import ROOT, OneTree
 from paging_contract import load_paged, one_by_one
 from port_calls import prefill
+from port_models import model_request
 from zoo_files import write_model
 from zoo_species import Species
 
@@ -92,16 +93,7 @@ def test_texts_stay_aligned_whatever_the_others_do(data: st.DataObject) -> None:
 
 
 def request_of(path: Path, n_slots: int) -> ModelRequest:
-    return ModelRequest(
-        path=path,
-        owner="target",
-        ctx_size=512,
-        max_nodes=8,
-        max_branches=4,
-        n_threads=1,
-        batch_size=128,
-        n_slots=n_slots,
-    )
+    return model_request(path, ctx_size=512, max_nodes=8, batch_size=128, n_slots=n_slots)
 
 
 def opened(path: Path, n_slots: int, is_paged: bool = False) -> LanguageModel:

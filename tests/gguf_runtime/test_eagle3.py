@@ -15,7 +15,7 @@ from edgespec.cli.command_line import main
 from edgespec.errors import ModelError, UsageError
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.head import GgufHead
-from gguf_files import ARRAY, I32, U32, Gguf, borrowing, tiny_eagle3, tiny_llama
+from gguf_files import ARRAY, I32, U32, Gguf, tiny_eagle3, tiny_llama
 from head_cases import head_request
 from one_tree import ROOT, OneTree
 from port_calls import evaluate, prefill
@@ -158,25 +158,6 @@ def test_the_line_of_its_guesses_is_the_reference_s(pair: tuple[GgufHead, HeadAr
     check_line(*pair)
 
 
-@pytest.mark.costly
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize(
-    "names",
-    [("token_embd.weight",), ("output.weight",), ("token_embd.weight", "output.weight")],
-    ids=["embeddings", "output", "both"],
-)
-def test_matrices_that_a_head_has_not_are_its_target_s(
-    names: tuple[str, ...], tied: bool, tmp_path: Path
-) -> None:
-    target, whole = tiny_llama(layers=4, tied=tied, kind="F32"), tiny_eagle3(n_draft_vocab=None)
-    path = borrowing(whole, target, *names).write(tmp_path / "head.gguf")
-    lender = target.write(tmp_path / "target.gguf")
-    with closing(open_head(path, target=lender)) as head:
-        for _ in range(2):
-            # embeddings as an output give logits seven times those of an output of its own
-            check_line(head, HeadArithmetic(whole), 7 * CLOSE if tied else CLOSE)
-
-
 def check_line(head: GgufHead, reference: HeadArithmetic, close: float = CLOSE) -> None:
     """Its guesses in a row are those of the reference."""
     read(head, TEXT)
@@ -205,19 +186,6 @@ def test_every_branch_of_a_tree_is_a_line(head: GgufHead, reference: HeadArithme
         expected = reference.after(TEXT, tree.token[tree.path(node)].tolist())
         named = np.isfinite(expected)
         assert np.allclose(row[named], expected[named], atol=CLOSE), f"node {node}"
-
-
-def test_a_text_read_in_parts_is_the_text(head: GgufHead, reference: HeadArithmetic) -> None:
-    head.take_features(0, states_of(TEXT[:4]))
-    prefill(head, TEXT[:1])
-    assert head.committed_of(0) == 1
-    prefill(head, TEXT[1:3])
-    head.take_features(4, states_of(TEXT[4:]))
-    prefill(head, TEXT[3:])
-    assert head.committed_of(0) == len(TEXT)
-    expected = reference.after(TEXT, [40])
-    named = np.isfinite(expected)
-    assert np.allclose(evaluate(head, OneTree(40), [ROOT])[0][named], expected[named], atol=CLOSE)
 
 
 def test_accepted_tokens_count_with_the_target_s_features(

@@ -19,6 +19,7 @@ from fake_model import FakeModel, blend, fixed_text, random_language
 from one_tree import OneTree
 from paging_contract import load_paged, one_by_one
 from port_calls import evaluate, prefill
+from port_models import model_request
 from zoo_files import write_model
 from zoo_species import EXPERTS_ONLY, Species
 
@@ -48,15 +49,7 @@ def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def request_for(path: Path, max_nodes: int = MAX_NODES) -> ModelRequest:
-    return ModelRequest(
-        path=path,
-        owner="target",
-        ctx_size=N_CTX,
-        max_nodes=max_nodes,
-        max_branches=32,
-        n_threads=1,
-        batch_size=64,
-    )
+    return model_request(path, ctx_size=N_CTX, max_nodes=max_nodes, max_branches=32, batch_size=64)
 
 
 @pytest.fixture(params=["resident", "paged"])

@@ -18,6 +18,7 @@ from edgespec_runtimes.gguf.options import GgufOptions
 from engine_cases import generate
 from fake_model import FakeModel, fixed_text
 from paging_contract import load_paged
+from port_models import model_request
 from reference import LlamaCpp
 from zoo_files import write_model
 from zoo_species import Species
@@ -46,16 +47,7 @@ def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def request_for(
     path: Path, n_guesses: int = 8, options: RuntimeOptions | None = None
 ) -> ModelRequest:
-    return ModelRequest(
-        path=path,
-        owner="target",
-        ctx_size=128,
-        max_nodes=1 + n_guesses,
-        max_branches=4,
-        n_threads=1,
-        batch_size=64,
-        options=options,
-    )
+    return model_request(path, max_nodes=1 + n_guesses, batch_size=64, options=options)
 
 
 @pytest.fixture(scope="module", params=["resident", "paged", "3 layers on a server, paged"])

@@ -32,6 +32,7 @@ from one_tree import ROOT, OneTree
 from paging_contract import PagingContract, load_paged, one_by_one
 from port_calls import evaluate, prefill
 from port_contract import TEXT, PortContract
+from port_models import model_request
 from slots_contract import SlotsContract
 
 PAIR = embedded_pair()
@@ -41,9 +42,8 @@ KV_BYTES_PER_CELL = 3072
 
 
 def request(path: Path, n_slots: int = 1) -> ModelRequest:
-    return ModelRequest(
-        path=path,
-        owner="target",
+    return model_request(
+        path,
         ctx_size=N_CTX,
         max_nodes=17,
         max_branches=17,

@@ -15,7 +15,6 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.sampling import SamplingParams
-from edgespec.runtimes import ModelRequest
 from edgespec.state.prefix_cache import PrefixCache
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context import state_pieces
@@ -23,6 +22,7 @@ from engine_cases import AskedEngine as Engine
 from one_tree import OneTree
 from paging_contract import load_paged
 from port_calls import evaluate, prefill
+from port_models import model_request
 
 N_NEW = 6
 SAMPLINGS = [SamplingParams(), SamplingParams(temperature=0.9, seed=3)]
@@ -47,18 +47,7 @@ def k_quants(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(path: Path, is_paged: bool, n_slots: int) -> LanguageModel:
-    prepared = runtime.prepare(
-        ModelRequest(
-            path,
-            "target",
-            ctx_size=512,
-            max_nodes=9,
-            max_branches=4,
-            n_threads=1,
-            batch_size=128,
-            n_slots=n_slots,
-        )
-    )
+    prepared = runtime.prepare(model_request(path, ctx_size=512, batch_size=128, n_slots=n_slots))
     return load_paged(prepared) if is_paged else prepared.load(None)
 
 

@@ -12,12 +12,12 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.sampling import SamplingParams
-from edgespec.runtimes import ModelRequest
 from edgespec.state.prefix_cache import PrefixCache
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context import state_pieces
 from engine_cases import AskedEngine as Engine
 from paging_contract import load_paged
+from port_models import model_request
 from zoo_species import EXPERTS_ONLY, Species
 
 N_NEW = 6
@@ -57,16 +57,8 @@ def opened(folder: Path, name: str, is_paged: bool = False, n_slots: int = 1) ->
     path = folder / f"{name}.gguf"
     if not path.exists():
         zoo_files.write_model(path, Species(name, name in EXPERTS_ONLY), {"context_length": 4096})
-    request = ModelRequest(
-        path,
-        "target",
-        ctx_size=2048,
-        max_nodes=9,
-        max_branches=4,
-        n_threads=1,
-        batch_size=128,
-        n_slots=n_slots,
-        stores_prefixes=True,
+    request = model_request(
+        path, ctx_size=2048, batch_size=128, n_slots=n_slots, stores_prefixes=True
     )
     prepared = runtime.prepare(request)
     return load_paged(prepared) if is_paged else prepared.load(None)

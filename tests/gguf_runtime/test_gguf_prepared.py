@@ -11,20 +11,19 @@ import pytest
 
 from edgespec.errors import WeightReadError
 from edgespec.models.embedded import embedded_pair
-from edgespec.runtimes import ModelRequest, PreparedModel
+from edgespec.runtimes import PreparedModel
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.options import GgufOptions
 from gguf_files import tiny_llama
+from port_models import model_request
 from prepared_contract import PagedPreparedContract
 
-REQUEST = ModelRequest(
+REQUEST = model_request(
     embedded_pair().target,
-    "target",
-    1024,
-    17,
-    17,
-    1,
+    ctx_size=1024,
+    max_nodes=17,
+    max_branches=17,
     options=GgufOptions(cache_type_k="f32", cache_type_v="f32"),
 )
 

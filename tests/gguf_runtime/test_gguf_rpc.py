@@ -27,6 +27,7 @@ from edgespec_runtimes.gguf.prepared import PreparedGguf
 from edgespec_runtimes.gguf.weights.offloading import to_servers
 from paging_contract import load_paged, one_by_one
 from port_contract import TEXT, PortContract
+from port_models import model_request
 from rpc_servers import free_port, needs_rpc, running, use_as_gpu
 from zoo_files import write_model
 from zoo_species import Species
@@ -155,9 +156,8 @@ def test_weights_that_are_there_are_not_planned_here(rpc_server: str):
 @pytest.mark.slow
 def test_trees_stay_smaller_than_a_servers_tiles(rpc_server: str):
     """Its processor cannot be told to keep from them."""
-    request = ModelRequest(
+    request = model_request(
         PAIR.target,
-        "target",
         ctx_size=256,
         max_nodes=97,
         max_branches=32,

@@ -17,6 +17,7 @@ from edgespec_runtimes.gguf.model import GgufModel
 from engine_cases import GREEDY, finish
 from engine_cases import AskedEngine as Engine
 from paging_contract import load_paged
+from port_models import model_request
 from zoo_files import write_model
 from zoo_species import Species
 
@@ -31,15 +32,7 @@ def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def request_for(path: Path) -> ModelRequest:
-    return ModelRequest(
-        path=path,
-        owner="target",
-        ctx_size=512,
-        max_nodes=1,
-        max_branches=1,
-        n_threads=1,
-        batch_size=64,
-    )
+    return model_request(path, ctx_size=512, max_nodes=1, max_branches=1, batch_size=64)
 
 
 Open = Callable[[], GgufModel]

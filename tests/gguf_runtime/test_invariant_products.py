@@ -11,11 +11,11 @@ from test_gguf_types import quantised
 from test_reference_kernels import line
 
 from edgespec.ports import LanguageModel
-from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import loading
 from paging_contract import load_paged, one_by_one
 from port_calls import evaluate, prefill
+from port_models import model_request
 from zoo_files import write_model
 from zoo_species import Species
 
@@ -28,15 +28,7 @@ SPECIES = [
 
 
 def opened(path: Path, is_paged: bool, n_threads: int = 1) -> LanguageModel:
-    request = ModelRequest(
-        path=path,
-        owner="target",
-        ctx_size=128,
-        max_nodes=MOST_ROWS,
-        max_branches=4,
-        n_threads=n_threads,
-        batch_size=64,
-    )
+    request = model_request(path, max_nodes=MOST_ROWS, n_threads=n_threads, batch_size=64)
     prepared = runtime.prepare(request)
     if is_paged:
         return load_paged(prepared)

@@ -25,6 +25,7 @@ from edgespec_runtimes.gguf.weights.packing import packed_matrices
 from gguf_files import U32, Gguf, tiny_llama
 from paging_contract import load_paged, one_by_one
 from port_calls import evaluate, prefill
+from port_models import model_request
 from zoo_files import write_model
 from zoo_species import Species
 
@@ -50,15 +51,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def request_of(path: Path, options: GgufOptions | None = None) -> ModelRequest:
-    return ModelRequest(
-        path=path,
-        owner="target",
-        ctx_size=0,
-        max_nodes=MOST_ROWS,
-        max_branches=4,
-        n_threads=2,
-        batch_size=128,
-        options=options,
+    return model_request(
+        path, ctx_size=0, max_nodes=MOST_ROWS, n_threads=2, batch_size=128, options=options
     )
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
-from edgespec.runtimes import ModelRequest, even_parts, prompt_parts
+from edgespec.runtimes import even_parts, prompt_parts
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.kernels.reference_kernels import MIN_TILED_BATCH
 from edgespec_runtimes.gguf.llama import loading
@@ -24,17 +24,10 @@ from one_tree import ROOT, OneTree
 from paging_contract import load_paged, one_by_one
 from port_calls import evaluate, prefill
 from port_contract import TEXT
+from port_models import model_request
 
 N_CTX = 1024
-REQUEST = ModelRequest(
-    path=embedded_pair().target,
-    owner="target",
-    ctx_size=N_CTX,
-    max_nodes=80,
-    max_branches=4,
-    n_threads=1,
-    batch_size=128,
-)
+REQUEST = model_request(embedded_pair().target, ctx_size=N_CTX, max_nodes=80, batch_size=128)
 
 
 def opened(**wanted: Any) -> LanguageModel:

@@ -14,13 +14,13 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel, PassPart, Progress
 from edgespec.rules.sampling import SamplingParams
-from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from engine_cases import AskedEngine as Engine
 from engine_cases import finish, forget
 from fake_model import FakeModel, fixed_text
 from paging_contract import load_paged
 from port_contract import TEXT
+from port_models import model_request
 
 SLOW = pytest.mark.slow
 KINDS = ["Q8_0", *(pytest.param(kind, marks=SLOW) for kind in ("Q4_K_M", "Q4_0", "F16"))]
@@ -40,15 +40,7 @@ History = Callable[[Engine, Sequence[int]], object]
 
 
 def opened(path: Path, max_nodes: int, is_paged: bool = True) -> LanguageModel:
-    request = ModelRequest(
-        path=path,
-        owner="target",
-        ctx_size=512,
-        max_nodes=max_nodes,
-        max_branches=4,
-        n_threads=1,
-        batch_size=128,
-    )
+    request = model_request(path, ctx_size=512, max_nodes=max_nodes, batch_size=128)
     prepared = runtime.prepare(request)
     return load_paged(prepared) if is_paged else prepared.load(None)
 

@@ -13,6 +13,7 @@ from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf.entry import GgufRuntime
 from edgespec_runtimes.gguf.options import GgufOptions
 from gguf_files import tiny_llama
+from port_models import model_request
 
 N_VOCAB = 30_000
 BYTES_PER_TOKEN = 60
@@ -25,14 +26,8 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def request(path: Path) -> ModelRequest:
-    return ModelRequest(
-        path=path,
-        owner="draft",
-        ctx_size=64,
-        max_nodes=3,
-        max_branches=2,
-        n_threads=1,
-        options=GgufOptions(),
+    return model_request(
+        path, owner="draft", ctx_size=64, max_nodes=3, max_branches=2, options=GgufOptions()
     )
 
 

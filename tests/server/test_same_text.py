@@ -94,15 +94,3 @@ def test_a_conversation_is_answered_alike(
     chunks = session.create_chat_completion(stream=True, **asked)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]  # type: ignore[index, union-attr]
     assert "".join(delta.get("content", "") for delta in deltas) == expected  # type: ignore[union-attr, attr-defined]
-
-
-@pytest.mark.slow
-def test_what_nobody_says_is_as_the_model_recommends(session: Session) -> None:
-    with session.chat(MESSAGES, SamplingParams(seed=7, **session.chat_sampling), 8) as generation:
-        expected = "".join(event.text for event in generation)
-    flags = ("--quiet", "--chat-template", TEMPLATE, "-n", "8")
-    assert run("chat", {"seed": 7}, *flags, lines="write gcd\n") == expected + "\n"
-    asked = {"messages": MESSAGES, "max_tokens": 8, "seed": 7}
-    with serving(session, sampling=None) as address:
-        answer = httpx.post(f"{address}/v1/chat/completions", json=asked, timeout=60).json()
-    assert answer["choices"][0]["message"]["content"] == expected

@@ -23,7 +23,6 @@ from edgespec.memory.budget import plan_memory
 from edgespec.models.embedded import embedded_pair
 from edgespec.paging.pager import WeightPager
 from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Extent, Segment
-from edgespec.runtimes import ModelRequest
 from edgespec.tracing.spans import Track
 from edgespec.tracing.trace_file import TraceFile
 from edgespec.values import GenerationResult, PagingStats
@@ -32,6 +31,7 @@ from engine_cases import AskedEngine as Engine
 from fake_model import FakeModel, blend, random_language
 from one_tree import ROOT, OneTree
 from port_calls import evaluate, prefill
+from port_models import model_request
 from traces import Event, KeptFile, read, spans, trace_in_memory
 
 ROUND = ("round", "verify", "accept", "commit")
@@ -136,9 +136,7 @@ def paged() -> tuple[list[Event], PagingStats]:
     from edgespec_runtimes.gguf import runtime
 
     trace, file = trace_in_memory()
-    request = ModelRequest(
-        embedded_pair().target, "target", 256, max_nodes=4, max_branches=4, n_threads=1, trace=trace
-    )
+    request = model_request(embedded_pair().target, ctx_size=256, max_nodes=4, trace=trace)
     with trace, closing(runtime.prepare(request)) as prepared:
         needs = prepared.needs()
         rows, paged = needs.common_rows(), needs.paged_rows()
