@@ -99,10 +99,6 @@ class EngineSettings(Speculation, ContextEnd):
         be verified."""
         return not self.no_overlap and not self.draws_guesses
 
-    def max_nodes(self, info: ModelInfo) -> int:
-        """Most nodes of one pass of this target, the root included."""
-        return min(info.max_nodes, 1 + self.draft_max) if self.pins_draft_max else info.max_nodes
-
     def new_pacer(self, info: ModelInfo) -> Pacer:
         """The pacer by name; one that grows a line for a target that verifies no more."""
         return PACERS[self.pacer](self.n_candidates if info.max_branches > 1 else 1)
@@ -114,7 +110,9 @@ class EngineSettings(Speculation, ContextEnd):
 
     def limits_for(self, info: ModelInfo) -> Limits:
         """The limits of trees over this target."""
-        max_nodes = self.max_nodes(info)
+        max_nodes = info.max_nodes
+        if self.pins_draft_max:
+            max_nodes = min(max_nodes, 1 + self.draft_max)
         longest = max_nodes - 1 if info.tree_capable else info.max_rollback
         return Limits(
             max_nodes=max_nodes,
