@@ -16,7 +16,6 @@ from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.completions import answers, request_limits
 from edgespec.completions.answers import Envelope
-from edgespec.completions.clients import current_client
 from edgespec.completions.filling import FillingIn
 from edgespec.completions.reasoned import ReasonedAnswers, Wrap
 from edgespec.completions.request_grammars import grammar_of, grammar_of_chat
@@ -40,7 +39,6 @@ from edgespec.grammar.specification import (
     GRAMMAR_BYTES,
     Grammar,
 )
-from edgespec.ports import Progress
 from edgespec.ports.text_request import Constraint, TextRequest, Tokens
 from edgespec.settings.config import SamplingParams
 from edgespec.values import ModelInfo
@@ -157,8 +155,11 @@ class Completions:
             return str(error)
         return None
 
-    def chat(self, request: ChatRequest, progress: Progress | None = None) -> ChatCompletion:
-        """Start the answer to a conversation. Raises UsageError and ModelError."""
+    def chat(self, request: ChatRequest, client: str = "") -> ChatCompletion:
+        """Start the answer to a conversation; texts of a `client` stay apart from those of others.
+
+        Raises UsageError and ModelError.
+        """
         tools, prompt = request.offered_tools, self._prompt(request)
         grammar = grammar_of_chat(request, prompt.template)
         prompt, wrap = self._with_reasoning(request, prompt, grammar is not None)
@@ -167,7 +168,7 @@ class Completions:
         if tools or not request.stream:  # text that may be a tool call is held back
             kept_bytes = self._kept_bytes(request, [tokens])
         return ChatCompletion(
-            self._sources(request, [tokens], progress, grammar, wrap),
+            self._sources(request, [tokens], client, grammar, wrap),
             self._delivery(request, "chat.completion", "chatcmpl", grammar, kept_bytes),
             partial(MessageWriter, prompt, _parameters(tools)),
         )
@@ -209,7 +210,7 @@ class Completions:
                 return told
         return prompt.closed()
 
-    def text(self, request: CompletionRequest, progress: Progress | None = None) -> TextCompletion:
+    def text(self, request: CompletionRequest, client: str = "") -> TextCompletion:
         """Start the completion of prompts. Raises UsageError."""
         params = [f"prompt.{place}" for place in range(len(request.prompt))]
         if len(params) == 1:
@@ -221,7 +222,7 @@ class Completions:
         grammar = grammar_of(request.response_format)
         kept_bytes = 0 if request.stream else self._kept_bytes(request, prompts)
         return TextCompletion(
-            self._sources(request, prompts, progress, grammar),
+            self._sources(request, prompts, client, grammar),
             self._delivery(request, "text_completion", "cmpl", grammar, kept_bytes),
         )
 
@@ -246,7 +247,7 @@ class Completions:
         self,
         request: CommonRequest,
         prompts: Sequence[_Prompt],
-        progress: Progress | None,
+        client: str,
         grammar: Grammar | None,
         wrap: Wrap | None = None,
     ) -> list[ChoiceSource]:
@@ -261,7 +262,7 @@ class Completions:
             stop=tuple(request.stop or ()),
             n_logprobs=request.n_logprobs,
             runs_ahead=self._writes_ahead or not request.stream,
-            client=current_client(),
+            client=client,
         )
 
         follows = bool(request.stream and request.return_progress)
@@ -273,7 +274,6 @@ class Completions:
                 shared,
                 prompt_tokens=tuple(prompt.tokens),
                 sampling=sampling.model_copy(update={"seed": seed}),
-                progress=None if follows and copy == 0 else progress,
                 yields_progress=follows and copy == 0,
                 constraint=wrap(constraint) if wrap else constraint,
                 notes=() if grammar is None else grammar.notes,

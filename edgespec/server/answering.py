@@ -17,7 +17,6 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from edgespec.completions.clients import asked_by
 from edgespec.completions.decoding import decoded
 from edgespec.completions.protocols.dialect import Asked, is_last
 from edgespec.completions.protocols.model_names import HostedModel
@@ -173,8 +172,7 @@ class _OneAnswer:
             try:
                 with leaving_out(self._request.state.left_out):
                     asked = dialect(decoded(self._body))
-                with asked_by(self._request.state.client):
-                    return asked, asked.start()
+                return asked, asked.start(self._request.state.client)
             except Exception as error:  # noqa: BLE001 - its traceback would keep the request alive
                 return detached(shared.failures.refusal_of(error, self._request))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from edgespec import extras
@@ -31,7 +32,7 @@ def llama_dialect(completions: Completions, fills: bool = False) -> Dialect:
         asked = {"n_predict": -1} | asked | {"prompt": prompt}
         request = CompletionRequest.parse(asked)
         return Asked(
-            request.stream, lambda: completions.text(request), LlamaReply(completions.model)
+            request.stream, partial(completions.text, request), LlamaReply(completions.model)
         )
 
     return read

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from edgespec.completions.answers import Answer
@@ -40,7 +41,7 @@ def ollama_dialect(completions: Completions, chats: bool) -> Dialect:
                 | asked
                 | {"prompt": fields.get("prompt") or ""}
             )
-            return Asked(streams, lambda: completions.text(text), reply)
+            return Asked(streams, partial(completions.text, text), reply)
         if chats:
             messages = [_message(one) for one in fields.get("messages") or ()]
             asked |= {"tools": fields.get("tools") or None}
@@ -54,7 +55,7 @@ def ollama_dialect(completions: Completions, chats: bool) -> Dialect:
             its = {"effort": thinks} if isinstance(thinks, str) else {"enabled": bool(thinks)}
             asked["reasoning"] = its
         chat = ChatRequest.parse(asked | {"messages": messages})
-        return Asked(streams, lambda: completions.chat(chat), reply)
+        return Asked(streams, partial(completions.chat, chat), reply)
 
     return read
 

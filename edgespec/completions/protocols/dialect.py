@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from edgespec.completions.answers import Answer
@@ -50,8 +51,8 @@ class Asked:
     """A request that has been read."""
 
     streams: bool
-    start: Callable[[], Completion]
-    """Starts the answer; raises UsageError and ModelError."""
+    start: Callable[..., Completion]
+    """Starts the answer, given the name of the client; raises UsageError and ModelError."""
     reply: Reply
     waiting: Callable[[], Iterable[Event]] = tuple
     """Events that say that the answer goes on where there is nothing to tell; none: a comment."""
@@ -111,7 +112,7 @@ def chat_dialect(completions: Completions) -> Dialect:
 
     def read(content: object) -> Asked:
         request = ChatRequest.parse(content)
-        return _same(request, lambda: completions.chat(request))
+        return _same(request, partial(completions.chat, request))
 
     return read
 
@@ -121,10 +122,10 @@ def text_dialect(completions: Completions) -> Dialect:
 
     def read(content: object) -> Asked:
         request = CompletionRequest.parse(content)
-        return _same(request, lambda: completions.text(request))
+        return _same(request, partial(completions.text, request))
 
     return read
 
 
-def _same(request: CommonRequest, start: Callable[[], Completion]) -> Asked:
+def _same(request: CommonRequest, start: Callable[..., Completion]) -> Asked:
     return Asked(request.stream, start, SameReply())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from edgespec.completions.answers import Answer, Usage
@@ -36,7 +37,7 @@ def messages_dialect(completions: Completions) -> Dialect:
         request = MessagesRequest.parse(content)
         chat = request.chat_request()
         reply = MessagesReply(completions.model)
-        return Asked(request.stream, lambda: completions.chat(chat), reply)
+        return Asked(request.stream, partial(completions.chat, chat), reply)
 
     return read
 

@@ -9,6 +9,7 @@ import json
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -37,7 +38,7 @@ def responses_dialect(completions: Completions, stored: StoredResponses) -> Dial
         request = ResponsesRequest.parse(content)
         chat = request.chat_request(stored.items(request.all_items))
         reply = ResponsesReply(request, completions, stored)
-        return Asked(request.stream, lambda: completions.chat(chat), reply, reply.waiting)
+        return Asked(request.stream, partial(completions.chat, chat), reply, reply.waiting)
 
     return read
 
