@@ -1,1 +1,1 @@
-"""Threads and processes: shared ownership, a pool of bytes, a worker thread, and exit codes."""
+"""Threads and processes: shared ownership, a worker thread, programs, and exit codes."""

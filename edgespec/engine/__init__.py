@@ -1,1 +1,1 @@
-"""The speculative loop and its rules; `loop` is where to begin."""
+"""The speculative loop and its rules; `engine` is where to begin."""
