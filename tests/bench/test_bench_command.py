@@ -246,35 +246,6 @@ def test_a_layer_that_was_left_out_is_not_named_as_the_draft(tmp_path: Path, cap
 
 
 @pytest.mark.slow
-def test_several_drafts_stand_side_by_side(tmp_path: Path, capsys):
-    """A draft, the target as its own and one with other tokens, beside the target alone."""
-    pytest.importorskip("llama_cpp")
-    from gguf_files import tiny_llama
-
-    pair = embedded_pair()
-    other = tiny_llama().write(tmp_path / "other.gguf")
-    drafts = [word for path in (pair.draft, pair.target, other) for word in ("-md", str(path))]
-    words = "--memory-budget 300MiB --modes paged,linear -n 8"
-    words += " --quick -t 1 --json"
-    assert command_line.main(["bench", "-m", str(pair.target), *drafts, *words.split()]) == 0
-    out, err = capsys.readouterr()
-    content = json.loads(out)
-    names = [pair.draft.stem, pair.target.stem]
-    assert [(mode["name"], mode["draft"]) for mode in content["modes"]] == [
-        ("paged", None),
-        *((f"linear {name}", name) for name in names),
-    ]
-    paged, small, itself = content["modes"]
-    assert small["agreement"] == itself["agreement"] == {"tokens": 8, "compared": 8}
-    assert itself["tokens_per_pass"] > small["tokens_per_pass"] > paged["tokens_per_pass"] == 1
-    assert small["ratio"] and small["tokens_per_s"]
-    peaks = [mode["peak_bytes"] for mode in content["modes"]]
-    assert 0 < max(peaks) <= content["limits"]["budget_bytes"]
-    assert [draft["file"] for draft in content["drafts"]] == [pair.draft.name, pair.target.name]
-    assert "linear other: left out, draft and target have different vocabularies" in err
-
-
-@pytest.mark.slow
 def test_a_curve_of_texts_at_once(unenlarged: None, capsys):
     pytest.importorskip("llama_cpp")
     words = "--memory-budget auto --modes mmap --parallel 1,3 -n 4"

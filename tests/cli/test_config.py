@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import BudgetError, UsageError
-from edgespec.grammar.specification import json_schema
+from edgespec.errors import UsageError
 from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES
 from edgespec.rules.pacer import PACERS
 from edgespec.rules.sampling import SamplingParams
@@ -196,32 +193,6 @@ def test_a_pinned_number_of_guesses_reaches_the_engine():
 )
 def test_biases_are_written_as_in_llama_cpp_or_as_a_table(given: Any, biases: dict[int, float]):
     assert GenerateSettings(logit_bias=given).logit_bias == biases
-
-
-@pytest.mark.parametrize(
-    "copied", [copy.copy, copy.deepcopy, lambda v: pickle.loads(pickle.dumps(v))]
-)
-@pytest.mark.parametrize(
-    "value",
-    [
-        SamplingParams(temperature=1.0, seed=3, logit_bias={3: -math.inf, 7: 1.5}),
-        GenerateSettings(logit_bias={3: 1.0}, stop=("a",)),
-        LoadSettings(model="a.gguf"),
-        EngineSettings(),
-        UsageError("no"),
-        BudgetError("no", 7),
-        json_schema({"type": "string"}),
-        SamplingParams(),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_values_can_be_copied_and_pickled(value: Any, copied: Callable[[Any], Any]):
-    copy_of = copied(value)
-    assert type(copy_of) is type(value)
-    if isinstance(value, Exception):
-        assert vars(copy_of) == vars(value) and copy_of.args == value.args
-    else:
-        assert copy_of == value
 
 
 def test_biases_of_a_copy_cannot_be_changed():

@@ -89,23 +89,6 @@ def test_what_cannot_be_asked_for_is_refused(
         ask(session, **fields)
 
 
-def test_a_call_with_half_a_surrogate_pair_is_shown_as_the_model_wrote_it(session: Session) -> None:
-    """Calls stay escaped in answers, and the next turn was a traceback."""
-    session.use_chat_template(
-        "{{ messages[0].tool_calls[0].function.arguments | tojson }}" + TEMPLATE
-    )
-    call = {
-        "id": "1",
-        "type": "function",
-        "function": {"name": "add", "arguments": '{"a": "\\ud83d"}'},
-    }
-    try:
-        prompt = session.chat_prompt([{"role": "assistant", "content": "", "tool_calls": [call]}])
-        assert prompt.text.startswith('{"a": "\\ud83d"}')
-    finally:
-        session.use_chat_template(WITH_TOOLS)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_template_with_another_form_of_calls_is_answered_by_one_in_json(
     session: Session, stream: bool

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,6 @@ from edgespec.errors import WeightReadError
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import PreparedModel
 from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.options import GgufOptions
 from gguf_files import tiny_llama
 from port_models import model_request
@@ -47,26 +45,3 @@ def test_a_file_written_to_while_it_is_loaded_is_an_error(tmp_path: Path) -> Non
     with pytest.raises(WeightReadError, match="written to while it was in use"):
         prepared.load(None, write)
     prepared.close()
-
-
-def test_a_model_in_memory_reads_its_tokenizer_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mapping that was measured lends its tokenizer, and is closed with the model."""
-    opened: list[tuple[loading.Model, bool]] = []
-    load = loading._load
-
-    def watched(path: Path, params: Any, *how: Any, **more: Any) -> loading.Model:
-        token_ids = more.get("token_ids", how[2] if len(how) > 2 else None)
-        model = load(path, params, *how, **more)
-        opened.append((model, token_ids is None))
-        return model
-
-    monkeypatch.setattr(loading, "_load", watched)
-    prepared = runtime.prepare(REQUEST)
-    prepared.needs()
-    model = prepared.load(None)
-    prepared.close()
-    assert sum(has_tokenizer for _, has_tokenizer in opened) == 1
-    tokens = model.vocabulary.encode("import os")
-    assert b"".join(map(model.vocabulary.piece, tokens)).strip() == b"import os"
-    model.close()
-    assert all(each.handle is None for each, _ in opened)

@@ -12,11 +12,8 @@ import pytest
 import edgespec
 from edgespec.engine.settings import EngineSettings
 from edgespec.rules.sampling import SamplingParams
-from edgespec.runtimes import ModelRequest
 from edgespec.session.opening import open_models
 from edgespec.settings.config import LoadSettings
-from edgespec_runtimes.gguf.entry import GgufRuntime
-from edgespec_runtimes.gguf.prepared import PreparedGguf
 from gguf_files import (
     borrowing,
     predictable_pair,
@@ -82,23 +79,6 @@ def test_a_head_that_knows_its_target_saves_passes(good: Files) -> None:
         result = session.generate(PROMPT, SamplingParams(temperature=0), N_TOKENS)
     assert result.speculation.tokens_per_pass > 3
     assert [source.source for source in result.speculation.sources] == ["draft"]
-
-
-def test_a_head_is_prepared_once_for_the_whole_text(
-    good: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepare, owners = GgufRuntime.prepare, []
-
-    def counted(self: GgufRuntime, request: ModelRequest) -> PreparedGguf:
-        owners.append(request.owner)
-        return prepare(self, request)
-
-    monkeypatch.setattr(GgufRuntime, "prepare", counted)
-    settings = good.settings().model_copy(update={"ctx_size": 128, "ctx_size_draft": 64})
-    with open_models(settings, ALONE) as models:
-        assert models.draft is not None
-        assert models.draft.info.n_ctx == models.target.info.n_ctx == 128
-    assert owners == ["target", "draft"]
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from itertools import product
@@ -17,7 +16,6 @@ import pytest
 
 import edgespec
 from edgespec import runtimes
-from edgespec.cli.command_line import main
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import ModelError
 from edgespec.memory import process
@@ -226,24 +224,6 @@ def test_the_text_is_the_target_s_own(files: OwnTexts, is_paged: bool) -> None:
             assert text.tokens == expected
             assert not text.notes
             assert text.speculation.tokens_per_pass > 2 or not files.knows
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("good", [PLAIN], indirect=True)
-def test_no_flag_names_the_layer(
-    good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["generate", "-m", str(good), "-p", "Hello", "-n", "12", "--temp", "0", "--json"]
-    command += ["--memory-budget", "8GiB"]
-    reports = []
-    for flags in ([], ["--no-draft"]):
-        assert main([*command, *flags]) == 0
-        captured = capsys.readouterr()
-        reports.append(json.loads(captured.out))
-        assert ("layer of its own that guesses" in captured.err) is (len(reports) == 1)
-    own, alone = reports
-    assert own["text"] == alone["text"]
-    assert own["draft"] == str(good) and alone["draft"] is None
 
 
 def least_budget(path: Path, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from onnx_files import save, write_llama
 from onnx_models import open_resident, request
 
 VOCAB, HIDDEN = 512, 64
-MIB = 1 << 20
 
 
 def needs_of(path: Path) -> ModelNeeds:
@@ -42,27 +40,6 @@ def resident(needs: ModelNeeds) -> dict[str, int]:
 def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(measuring, "MEASURED_BYTES", 0)
     return write_llama(tmp_path / "packed", hidden=128, ffn=512, vocab=4096, bits=4)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="peaks are measured on Linux")
-def test_a_packed_model_is_measured_once(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared = runtime.prepare(request(packed))
-    stored = {group.piece: group.segment.nbytes for group in prepared._deployed.fitted.groups}
-    sizes = prepared._measured.sizes
-    prepared.close()
-    assert len(sizes) == len(prepared._deployed.fitted.cut.pieces)
-    # a trial of a tiny model may find its memory in what the allocator already has
-    assert all(sizes[piece].kept_bytes + MIB >= nbytes for piece, nbytes in stored.items())
-    assert all(size.kept_bytes <= size.peak_bytes for size in sizes)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("it was measured again")
-
-    monkeypatch.setattr(subprocess, "run", refuse)
-    prepared = runtime.prepare(request(packed))
-    assert prepared._measured.sizes == sizes
-    prepared.close()
 
 
 def test_what_was_measured_is_planned(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,19 +106,3 @@ def test_a_table_that_lies_by_column_is_looked_up_by_row(
         assert np.array_equal(embeddings.rows(ids), values.T[ids])
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
-
-
-def test_a_table_is_copied_once_and_again_when_the_model_changed(
-    table: tuple[SourceModel, np.ndarray], folder: Path
-) -> None:
-    source, values = table
-
-    def copy() -> tuple[bytes, int]:
-        (file,) = artifacts.by_row(source, "table", lambda: False).files
-        return file.read_bytes(), file.stat().st_ino
-
-    first, written = copy()
-    assert copy() == (first, written)
-    source.path.write_bytes(b"54321" + (values + 1).tobytes())
-    assert copy()[0] == np.ascontiguousarray((values + 1).T).tobytes() != first
-    assert len(list(folder.iterdir())) == 1

@@ -279,19 +279,3 @@ def test_models_that_the_budget_holds_stay_and_write_at_once() -> None:
     ]
     world.host.close()
     assert not world.in_memory
-
-
-def test_one_that_shares_the_budget_answers_while_another_is_loaded() -> None:
-    world = World(together=True)
-
-    async def steps() -> None:
-        await world.ask(world.a)
-        world.holds_loading = threading.Event()
-        second = asyncio.create_task(world.ask(world.b))
-        await until(lambda: world.host.state(world.b)["value"] == "loading")
-        assert await world.ask(world.a) == "a.gguf"
-        world.holds_loading.set()
-        await second
-
-    run(steps())
-    world.host.close()

@@ -93,25 +93,6 @@ def test_a_streamed_message_is_the_whole_one(claude: anthropic.Anthropic) -> Non
     assert final.stop_reason == "max_tokens"
 
 
-def test_a_response_goes_on_from_another(gpt: openai.OpenAI) -> None:
-    import openai
-
-    first = gpt.responses.create(model="pair", input="the moon", max_output_tokens=8)
-    second = gpt.responses.create(
-        model="pair", input="a wolf", max_output_tokens=8, previous_response_id=first.id
-    )
-    written_out = [
-        {"role": "user", "content": "the moon"},
-        {"role": "assistant", "content": first.output_text},
-        {"role": "user", "content": "a wolf"},
-    ]
-    whole = gpt.responses.create(model="pair", input=written_out, max_output_tokens=8, store=False)
-    assert second.output_text == whole.output_text
-    with pytest.raises(openai.BadRequestError) as unknown:
-        gpt.responses.create(model="pair", input="a", previous_response_id=whole.id)
-    assert unknown.value.code == "previous_response_not_found"
-
-
 @pytest.mark.slow
 def test_a_schema_holds(gpt: openai.OpenAI, claude: anthropic.Anthropic) -> None:
     text = {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}

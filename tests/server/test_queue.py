@@ -97,23 +97,6 @@ def test_who_leaves_the_line_is_passed_over() -> None:
     run(trial())
 
 
-def test_a_turn_that_comes_as_its_client_leaves_is_passed_on() -> None:
-    async def trial() -> None:
-        asked = QueueTrial(Queue(9))
-        for name in ("a0", "b0", "c0"):
-            await asked.ask(name)
-        await asyncio.sleep(0)
-        asked._ends["a0"].set()
-        await asyncio.sleep(0)  # a0 has ended and b0 has its turn, which b0 has not heard of
-        asked._tasks["b0"].cancel()
-        await settle()
-        assert asked.begun == ["a0", "c0"]
-        await asked.end_all()
-        assert (asked.queue.n_processing, asked.queue.n_in_progress) == (0, 0)
-
-    run(trial())
-
-
 def test_a_full_queue_refuses_the_next_one() -> None:
     async def trial() -> None:
         asked = QueueTrial(Queue(2))
@@ -195,21 +178,5 @@ def test_whatever_clients_do_no_turn_is_lost(seed: int) -> None:
         assert (asked.queue.n_processing, asked.queue.n_in_progress) == (0, 0)
         assert not asked.queue._waiting
         assert asked.queue._free_bytes == 16
-
-    run(trial())
-
-
-def test_a_client_that_goes_while_its_turn_comes_loses_nobody_else_the_place() -> None:
-    """Its turn is cancelled at once, and its task sees it a moment later."""
-
-    async def trial() -> None:
-        asked = QueueTrial(Queue(9, 1))
-        for name in ("a1", "b1", "c1"):
-            await asked.ask(name)
-        asked._tasks["b1"].cancel()
-        await asked.end("a1")
-        assert asked.begun == ["a1", "c1"]
-        await asked.end_all()
-        assert asked.queue.n_processing == asked.queue.n_in_progress == 0
 
     run(trial())

@@ -1,6 +1,5 @@
 """The server over the embedded pair: answers, refusals, rubbish, and who may ask."""
 
-import concurrent.futures
 import json
 import threading
 
@@ -199,25 +198,6 @@ def test_a_prompt_longer_than_the_context_is_refused(client):
     messages = [{"role": "user", "content": "word " * 20_000}]
     response = client.post(CHAT, json={"messages": messages})
     assert (response.status_code, response.json()["error"]["n_ctx"] > 0) == (400, True)
-
-
-@pytest.mark.slow
-def test_twenty_clients_at_once_get_their_own_answers(client, session):
-    def ask(n: int) -> str:
-        messages = [{"role": "user", "content": f"number {n}"}]
-        asked = {"messages": messages, "max_tokens": 8, "stream": n % 2 == 0}
-        response = client.post(CHAT, json=asked)
-        if n % 2:
-            return response.json()["choices"][0]["message"]["content"]
-        lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
-        deltas = [json.loads(line)["choices"][0]["delta"] for line in lines]
-        return "".join(delta.get("content", "") for delta in deltas)
-
-    with concurrent.futures.ThreadPoolExecutor(20) as pool:
-        answers = list(pool.map(ask, range(20)))
-    for n, answer in enumerate(answers):
-        with session.chat([{"role": "user", "content": f"number {n}"}], max_tokens=8) as alone:
-            assert answer == "".join(event.text for event in alone)
 
 
 def test_a_full_queue_says_when_to_come_again(session):

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import random
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from test_server_clients import raw, until_idle
+from test_server_clients import until_idle
 
 from edgespec.errors import TargetLost
 from edgespec.session.session import Session
@@ -99,25 +95,6 @@ def test_a_server_whose_target_is_lost_is_not_healthy(
         found = CLIENT.get(f"{address}/health")
         for one in (answer, found):
             assert (one.status_code, one.json()["error"]["code"]) == (503, "target_lost")
-
-
-@pytest.mark.slow
-def test_two_hundred_clients_that_vanish_leave_nothing(session: Session) -> None:
-    chance = random.Random(5)
-    with serving(session) as address:
-        for _ in range(200):
-            asked = {"prompt": [1], "max_tokens": 400, "stream": chance.random() < 0.7}
-            connection: socket.socket = raw(address, asked)
-            if chance.random() < 0.5:
-                connection.settimeout(chance.random() * 0.02)
-                with suppress(TimeoutError):
-                    connection.recv(chance.randrange(1, 4000))
-            connection.close()
-        until_idle(address)
-        assert health(address)["slots_idle"] == N_SLOTS
-        assert ask(address).status_code == 200
-    assert session.n_waiting == 0
-    assert not [t for t in threading.enumerate() if t.name == "edgespec-generation"]
 
 
 def test_prompts_of_one_request_share_passes_where_slots_are_free(

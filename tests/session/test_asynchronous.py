@@ -1,14 +1,11 @@
 """A session in an event loop: it never waits, and whoever gives up ends the generation."""
 
 import asyncio
-import gc
 import threading
 
 import pytest
 
 import edgespec
-from edgespec.errors import UsageError
-from edgespec.session.asynchronous import in_thread
 from server_running import pair
 
 MESSAGES = [{"role": "user", "content": "write gcd"}]
@@ -119,29 +116,3 @@ def test_a_stream_that_is_closed_before_it_begins_begins_nothing(session):
         assert [event async for event in events] == []
 
     asyncio.run(closed())
-
-
-def test_an_error_of_a_call_whose_task_was_cancelled_is_no_complaint():
-    """asyncio printed "Future exception was never retrieved" when a session was closed."""
-    complaints = []
-
-    async def cancel():
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: complaints.append(context))
-        cancelled = threading.Event()
-
-        def call():
-            cancelled.wait(10)
-            raise UsageError("it is closed")
-
-        task = asyncio.ensure_future(in_thread(call, cancelled.set))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        del task
-        await asyncio.sleep(0.01)
-        gc.collect()
-
-    asyncio.run(cancel())
-    assert not complaints

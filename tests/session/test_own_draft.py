@@ -97,27 +97,6 @@ def test_one_that_would_pay_and_has_no_room_is_refused_with_the_memory_it_takes(
         choose(300, monkeypatch, 1e8)
 
 
-def test_a_budget_without_room_for_the_target_is_refused_at_once(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each kept kind had been planned, one of them twice, for as many seconds."""
-    digest = sampled_digest([TARGET], with_times=False)[: own_draft.DIGITS]
-    kinds = {"1/8": {"kind": "Q4_0"}, "8/8": {"kind": "Q4_0"}, "4/8": {"kind": "Q2_K"}}
-    JsonFile(cache_folder.drafts(), digest).write(kinds)
-    for kind in ("Q4_0", "Q2_K"):
-        (cache / f"{TARGET.stem}-self-{kind}-{digest}.gguf").touch()
-    planned: list[bool] = []
-
-    def refuse(settings: LoadSettings, *args: object, **more: object) -> None:
-        planned.append(settings.draft is not None)
-        raise BudgetError("too small", 1)
-
-    monkeypatch.setattr(session, "plan", refuse)
-    with pytest.raises(BudgetError):
-        own_draft.obtain(LoadSettings(model=TARGET, draft="self", memory_budget="20MiB"))
-    assert planned == [True, False]
-
-
 def test_the_command_line_uses_one_that_was_made_for_such_a_budget(
     cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
