@@ -15,7 +15,7 @@ from edgespec.values import ModelInfo
 
 def suffice(texts: Sequence[Text], info: ModelInfo) -> bool:
     """True if there are cells for the next passes of all these texts."""
-    n_needed = sum(min(info.n_ctx, text.n_cells) for text in texts)
+    n_needed = sum(_with_tile(text.n_cells, info) for text in texts)
     return not info.n_cells or n_needed <= info.n_cells
 
 
@@ -32,18 +32,24 @@ def with_cells(
         return [*active]
     left = info.n_cells
     for text in active:
-        n_needed = min(info.n_ctx, text.n_cells)
+        n_needed = _with_tile(text.n_cells, info)
         if n_needed <= left:
             found.append(text)
         else:
             discard(text)
-            n_needed = len(text.slot.committed)
+            n_needed = _with_tile(len(text.slot.committed), info)
             if n_needed > left:
                 text.set_back()
                 n_needed = 0
         left -= n_needed
     kept = sorted((slot for slot in slots if slot.is_free), key=lambda slot: slot.begun)
     for n, slot in enumerate(kept):
-        if sum(len(other.committed) for other in kept[n:]) > left:
+        if sum(_with_tile(len(other.committed), info) for other in kept[n:]) > left:
             slot.forget()
     return found
+
+
+def _with_tile(n_tokens: int, info: ModelInfo) -> int:
+    """Cells of a text of so many tokens, which begins with a tile if prompts are read in tiles."""
+    n_cells = min(n_tokens, info.n_ctx) + info.prompt_tile
+    return min(n_cells, info.n_cells) if n_tokens else 0

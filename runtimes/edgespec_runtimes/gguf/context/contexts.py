@@ -81,10 +81,9 @@ class ContextShape:
 
     @property
     def n_cells(self) -> int:
-        n_filled = self.n_slots * self.tile if self.tile > 1 else 0
-        if self.n_shared:  # nodes of a pass, and those that stay provisional
-            n_filled += 2 * self.n_outputs
-        return (self.n_shared or self.n_slots * self.n_ctx) + n_filled
+        if self.n_shared:  # with nodes of a pass, and those that stay provisional
+            return self.n_shared + 2 * self.n_outputs
+        return self.n_slots * (self.n_ctx + self.tile * (self.tile > 1))
 
     @property
     def n_seq(self) -> int:
