@@ -115,7 +115,7 @@ def test_texts_that_do_not_fit_together_wait_for_each_other() -> None:
 
 def test_texts_are_written_together_as_long_as_what_they_wrote_fits() -> None:
     """None says how long it will be; the later ones are set back when the cells do not suffice."""
-    target, terms = TiledTexts(3, N_CTX), [asked(n, 7, None) for n in range(3)]
+    target, terms = TiledTexts(3, N_CTX), [asked(n, TILE, None) for n in range(3)]
     with Engine(target) as engine:
         texts = [engine.admit(each) for each in terms]
         in_turn([engine.run(text) for text in texts])
