@@ -12,7 +12,7 @@ from edgespec.bench.bench_runs import Results
 from edgespec.bench.modes import BenchDraft, Mode
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory import process
-from edgespec.settings.base import spell
+from edgespec.settings.base import key_of
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.options import declared
 
@@ -101,7 +101,7 @@ def _mode(settings: Mapping[str, Any], engine: EngineSettings, draft: BenchDraft
 
 def _entry(name: str, value: Any) -> str:
     shown = str(value).lower() if isinstance(value, bool) else getattr(value, "name", value)
-    return f"{spell(name).removeprefix('--')}={shown}"
+    return f"{key_of(name)}={shown}"
 
 
 def ratios(results: Results, names: Sequence[str]) -> dict[str, list[float]]:

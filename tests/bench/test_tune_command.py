@@ -14,13 +14,17 @@ from bench_rows import row
 from edgespec import runtimes
 from edgespec.bench import bench_runs
 from edgespec.bench.bench_report import SkippedMode
-from edgespec.bench.bench_runs import Bench, Prompt, Results, run_all
+from edgespec.bench.bench_runs import Bench, ModelSurvey, Prompt, Results, run_all
 from edgespec.bench.bench_settings import BenchSettings
 from edgespec.bench.modes import BenchDraft
 from edgespec.bench.tuned_modes import Variant, fastest, slower_half, variants
 from edgespec.cli import command_line
+from edgespec.cli.commands import tune
+from edgespec.cli.flags import parser
+from edgespec.cli.invocation import settings_from
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError
+from edgespec.models.embedded import embedded_pair
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.toml_file import read_config
 from test_end_to_end import edgespec
@@ -126,6 +130,29 @@ def test_what_cannot_be_meant_is_one_sentence(
     out = ("--out", str(tmp_path / "tuned.toml"))
     assert command_line.main(["tune", *out, *flags.split()]) == exit_code
     assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("best", "draft", "draft_max"),
+    [("no-draft=true", None, 48), ("draft-max=8", embedded_pair().draft, 8)],
+)
+def test_the_file_of_the_winner_is_understood(
+    best: str, draft: Path | None, draft_max: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a pair without its draft named the draft, too, and was refused."""
+
+    def run_all(bench: Bench, *others: object) -> Results:
+        rates = {mode.name: 5.0 + mode.name.startswith(best) for mode in bench.modes}
+        return results(rates, rates)
+
+    monkeypatch.setattr(tune, "survey", lambda *args: ModelSurvey(0, {}))
+    monkeypatch.setattr(tune, "run_all", run_all)
+    out = tmp_path / "tuned.toml"
+    words = ["tune", "--memory-budget", "1GiB", "--temp", "0.5", "--out", str(out)]
+    assert command_line.main(words) == 0
+    found = settings_from(parser.parse(["generate", "-p", "x", "--config", str(out)]))
+    assert (found.load.draft, found.load.memory_budget) == (draft, 1 << 30)
+    assert (found.generate.draft_max, found.generate.temperature) == (draft_max, 0)
 
 
 @pytest.mark.slow

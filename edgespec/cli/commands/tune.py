@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 from argparse import ArgumentParser
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,7 +17,7 @@ from edgespec.bench.bench_runs import Bench, applicable, named_drafts, run_all, 
 from edgespec.bench.bench_settings import BenchSettings
 from edgespec.bench.modes import ENGINE_MODES, with_drafts
 from edgespec.bench.summary import summarise
-from edgespec.bench.tuned_modes import fastest, ratios, slower_half, variants
+from edgespec.bench.tuned_modes import Variant, fastest, ratios, slower_half, variants
 from edgespec.cli.commands.bench import chosen_prompts
 from edgespec.cli.console import Console, write_file
 from edgespec.cli.flags import groups
@@ -28,17 +27,17 @@ from edgespec.cli.invocation import CommandSettings, measured_sampling, with_dra
 from edgespec.errors import EdgespecError
 from edgespec.extras import installed_version
 from edgespec.reports import Report, Row, Table
-from edgespec.settings.base import spell
+from edgespec.settings.base import key_of
+from edgespec.settings.config import Speculation
 
 _DESCRIPTION = """\
 Find the fastest settings for a pair of models on this device under a memory budget, and write them
 to a file for --config.
 
-Only settings that do not change the text are tried: which draft, guesses from the text alone, none,
-the size of the token tree, drafting while the target verifies, threads of both models, and the
-draft on a GPU. Each runs in a process of its own within the budget, as `edgespec bench` runs modes,
-on texts sampled as `edgespec chat` does (--temp). They take turns, and after each turn the slower
-half is dropped. A setting must be faster in every turn to replace the defaults."""
+Only settings that do not change the text are tried: which draft, lookups alone, none, the size of
+the token tree, drafting while the target verifies, threads, and the draft on a GPU. Each runs in a
+process of its own within the budget, as `edgespec bench` runs modes, on texts sampled as `edgespec
+chat` does; after each turn the slower half is dropped. Who wins was faster in every turn."""
 
 _EPILOG = """\
 examples:
@@ -64,64 +63,69 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     told, out = groups.given(args, BenchSettings), Path(getattr(args, "out", "tuned.toml"))
     check_output(out)
     command, paths = with_drafts_of(args, console)
-    load, engine = command.load, command.engine
-    drafts = named_drafts(paths, load.model, runtimes.find(load.model))
-    prompts, n_prompts = chosen_prompts(told)
-    sampling = measured_sampling(load.model, told.temperature)
-    any_mode = with_drafts(ENGINE_MODES[-1:], drafts)
-    bench = Bench(told, load, any_mode, prompts, n_prompts, sampling=sampling, fits=True)
-    usable, left_out = applicable(any_mode, survey(bench, console.progress), 0)
-    drafts = [mode.draft for mode in usable if mode.draft]
-    for gone in left_out if paths else ():
-        console.note(f"{gone.mode}: left out, {gone.reason}")
-    given = load.model_fields_set | command.generate.model_fields_set
-    known = {
-        one.mode.at(sampling.temperature).name: one for one in variants(load, engine, drafts, given)
-    }
+    bench, known = _prepared(command, paths, told, console)
     names = [*known]
-    bench = replace(bench, modes=[one.mode.at(sampling.temperature) for one in known.values()])
     results = run_all(
         bench, console.note, console.progress, (), lambda results: slower_half(results, names)
     )
     if not any(row.mode == names[0] for row in results.rows):
         raise EdgespecError(f"nothing could be measured: {results.failures[0].reason}")
-    best, gains = fastest(results, names), ratios(results, names)
-    gain = median(gains[best]) - 1
+    best = fastest(results, names)
+    gain = median(ratios(results, names)[best]) - 1
     verdict = f"Best: {best}, {gain:+.0%} over the defaults." if gain else "The defaults are best."
-    settings = {**_given(command), **known[best].settings}
-    found = summarise(results.rows, names, 0.0, sampling.temperature)
+    settings = _preset(command, known[best])
+    found = summarise(results.rows, names, 0.0, bench.sampling.temperature)
     columns = table.columns("defaults", {"mode", "tokens/s", "to defaults", "per pass", "peak"})
+    failed = [f"{gone.mode}: {gone.reason}" for gone in results.failures]
     report = Report(
         Row(value=Table(columns, found)),
-        Row(
-            "trials", [*found], ["", *(f"{gone.mode}: {gone.reason}" for gone in results.failures)]
-        ),
+        Row("trials", [*found], ["", *failed]),
         Row("settings", settings, verdict),
         Row("gain", gain),
         Row("preset", out, "preset: {}".format),
     )
     console.result(args, report)
-    when = datetime.now().astimezone().isoformat(timespec="minutes")
-    why = f"Found by edgespec {installed_version()} tune, {when}, for this device and budget."
-    write_file(out, _toml(settings, f"{why} {verdict}"))
+    why = f"Found by edgespec {installed_version()} tune for this device and budget. {verdict}"
+    write_file(out, _toml(settings, why))
     return 0
 
 
-def _given(command: CommandSettings) -> dict[str, Any]:
-    """The models and the settings that the user gave, by name."""
-    load = {k: v for k, v in command.load.as_given().items() if k != "optional_draft"}
-    text = command.generate.model_dump(mode="json", exclude_unset=True, exclude=_OF_TEXTS)
-    paths = {k: v.resolve() for k, v in load.items() if isinstance(v, Path)}
-    return {k: v for k, v in (text | load | paths).items() if v is not None}
+def _prepared(
+    command: CommandSettings, paths: Sequence[Path], told: BenchSettings, console: Console
+) -> tuple[Bench, dict[str, Variant]]:
+    """The bench, and its variants by the names of their modes; notes drafts that are left out."""
+    load = command.load
+    sampling = measured_sampling(load.model, told.temperature)
+    modes = with_drafts(
+        ENGINE_MODES[-1:], named_drafts(paths, load.model, runtimes.find(load.model))
+    )
+    bench = Bench(told, load, modes, *chosen_prompts(told), sampling=sampling, fits=True)
+    usable, left_out = applicable(modes, survey(bench, console.progress), 0)
+    for gone in left_out if paths else ():
+        console.note(f"{gone.mode}: left out, {gone.reason}")
+    drafts = [mode.draft for mode in usable if mode.draft]
+    given = load.model_fields_set | command.generate.model_fields_set
+    found = variants(load, command.engine, drafts, given)
+    modes = [one.mode.at(sampling.temperature) for one in found]
+    known = {mode.name: one for mode, one in zip(modes, found, strict=True)}
+    return replace(bench, modes=modes), known
 
 
-_OF_TEXTS = {"seed", "max_tokens", "temperature"}
-"""Settings of the texts that are measured."""
+def _preset(command: CommandSettings, best: Variant) -> dict[str, Any]:
+    """The models, what the user gave of speed and memory, and what was found, by name."""
+    draft = best.mode.draft
+    load = command.load if draft else command.load.without_draft()
+    given = load.but({"draft": draft.path if draft else None}).as_given()
+    kept = {"no_draft", *(Speculation.model_fields if draft else ("lookup",))}
+    speculation = command.generate.model_dump(mode="json", exclude_unset=True, include=kept)
+    settings = {**speculation, **given, **best.settings}
+    settings = {k: v.resolve() if isinstance(v, Path) else v for k, v in settings.items()}
+    return {k: v for k, v in settings.items() if v is not None and k != "optional_draft"}
 
 
 def _toml(settings: Mapping[str, Any], why: str) -> str:
     lines = [f"# {why}"]
     for name, value in settings.items():
         shown = json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
-        lines.append(f"{spell(name).removeprefix('--')} = {shown}")
+        lines.append(f"{key_of(name)} = {shown}")
     return "\n".join(lines) + "\n"
