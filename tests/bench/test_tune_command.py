@@ -139,7 +139,7 @@ def test_what_cannot_be_meant_is_one_sentence(
 def test_the_file_of_the_winner_is_understood(
     best: str, draft: Path | None, draft_max: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of a pair without its draft named the draft, too, and was refused."""
+    """A file without the draft named it, too, and was refused."""
 
     def run_all(bench: Bench, *others: object) -> Results:
         rates = {mode.name: 5.0 + mode.name.startswith(best) for mode in bench.modes}
