@@ -12,10 +12,8 @@ from typing import Any, NoReturn, Self
 
 Parameters = Mapping[str, Any] | None
 """JSON schema of a tool's arguments; None if it is unknown."""
-_HEAD = re.compile(
-    r'[^{"]*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
-)
-"""A call up to its arguments, behind the marks that open it."""
+_HEAD = re.compile(r'[^{"]*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"arguments"\s*:\s*(?=\{)')
+"""A call up to its arguments, behind the marks that open it; definitions have `parameters`."""
 _NO_ESCAPE = re.compile(r"\\(?![\\'\"abfnrtvxNuU0-7\n])")
 """A backslash that begins no escape, about which Python's parser would warn."""
 _LONGEST_WORD = 9

@@ -120,6 +120,18 @@ def test_a_stream_has_what_a_whole_answer_has(text, size):
     ]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '```json\n{"name": "add", "parameters": {"type": "object", "properties": {}}}\n```',
+        'Write \'{"name": "add", "arguments": {"a": 1}}\' there.',
+        'Then {"name": "add", "arguments": {"a": 1}} is written.',
+    ],
+)
+def test_definitions_and_examples_are_text_in_streams_too(text):
+    assert joined(streamed(text)[0]) == (text, [])
+
+
 @pytest.mark.parametrize("n_cut", [1, 20, 40])
 def test_a_call_that_is_cut_off_stays_a_call(n_cut):
     text = (CALL % json.dumps({"a": "x" * 60}))[: -len("}\n</tool_call>") - n_cut]
