@@ -42,13 +42,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "session": LOADING | {"chat", "completions", "grammar", "hub", "models.catalogue", "state"},
     "models": SESSION,
     "models.catalogue": PORTS | {"models"},
-    "diagnosis": SESSION | {"models", "tuning"},
+    "diagnosis": SESSION | {"models"},
     "jobs": RESOURCES,
     "bench": SESSION | {"jobs", "models"},
-    "tuning": SESSION | {"jobs", "models"},
     "cli": SESSION
     | {"batch", "bench", "chat", "completions", "diagnosis", "grammar", "hub", "models"}
-    | {"jobs", "server", "state", "tracing.trace_file", "tuning"},
+    | {"jobs", "server", "state", "tracing.trace_file"},
     "__main__": {"cli"},
     "_pyinstaller": {"concurrency"},
     "": {"engine", "errors", "grammar", "rules", "session", "settings"}
