@@ -173,4 +173,5 @@ class PagingContract:
     def test_closing_leaves_no_thread(self, paged: LanguageModel) -> None:
         paged.close()
         names = {t.name for t in threading.enumerate() if t.name.startswith("edgespec")}
-        assert not names - {"edgespec-engine"}, "a model has no engine; other modules may"
+        # those of other modules: engines, and calls to servers that were lost, which never end
+        assert not names - {"edgespec-engine", "edgespec-servers"}
