@@ -84,7 +84,7 @@ class Guard:
             return {"Vary": "Origin"}
         return {
             "Access-Control-Allow-Origin": origin,
-            "Access-Control-Expose-Headers": "X-Request-Id, Retry-After",
+            "Access-Control-Expose-Headers": "X-Request-Id, Retry-After, X-Ignored-Fields",
             "Vary": "Origin",
         }
 
