@@ -248,15 +248,16 @@ def test_a_layer_that_was_left_out_is_not_named_as_the_draft(tmp_path: Path, cap
 @pytest.mark.slow
 def test_a_curve_of_texts_at_once(unenlarged: None, capsys):
     pytest.importorskip("llama_cpp")
-    words = "--memory-budget auto --modes mmap --parallel 1,3 -n 4"
+    words = "--memory-budget auto --modes paged --parallel 1,3 -n 4"
     words += " --quick -t 1"
     assert command_line.main(["bench", *words.split(), "--json"]) == 0
     out, err = capsys.readouterr()
     content = json.loads(out)
     assert [(mode["name"], mode["n_texts"]) for mode in content["modes"]] == (
-        [("mmap x1", 1), ("mmap x3", 3)]
+        [("paged x1", 1), ("paged x3", 3)]
     )
-    assert [mode["tokens_per_pass"] for mode in content["modes"]] == [1.0, 3.0]
+    one, three = (mode["tokens_per_pass"] for mode in content["modes"])
+    assert three > one >= 1
     assert content["prompts"] == ["1 def read_lines"]
     assert "tokens/s of all texts together (and of each)" in err
 
