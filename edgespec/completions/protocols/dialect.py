@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from edgespec.completions.answers import Answer
 from edgespec.completions.protocols.answer_parts import Told
@@ -17,6 +16,8 @@ from edgespec.completions.refusals import Refusal
 from edgespec.completions.requests import ChatRequest, CommonRequest, CompletionRequest
 from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
+
+R = TypeVar("R", bound=CommonRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,23 +110,17 @@ class SameReply:
 
 def chat_dialect(completions: Completions) -> Dialect:
     """`/v1/chat/completions`."""
-
-    def read(content: object) -> Asked:
-        request = ChatRequest.parse(content)
-        return _same(request, partial(completions.chat, request))
-
-    return read
+    return _same(ChatRequest, completions.chat)
 
 
 def text_dialect(completions: Completions) -> Dialect:
     """`/v1/completions`."""
+    return _same(CompletionRequest, completions.text)
 
+
+def _same(kind: type[R], start: Callable[[R, str], Completion]) -> Dialect:
     def read(content: object) -> Asked:
-        request = CompletionRequest.parse(content)
-        return _same(request, partial(completions.text, request))
+        request = kind.parse(content)
+        return Asked(request.stream, lambda client="": start(request, client), SameReply())
 
     return read
-
-
-def _same(request: CommonRequest, start: Callable[..., Completion]) -> Asked:
-    return Asked(request.stream, start, SameReply())
