@@ -153,8 +153,12 @@ class MemoryPlan:
     @property
     def least_bytes_per_pass(self) -> int:
         """Bytes read by a pass over one token while the context is nearly empty."""
-        lent = sum(row.nbytes for row in self.rows if row.is_lent)
-        return max(0, self.bytes_per_pass - lent)
+        return max(0, self.bytes_per_pass - self.lent_bytes)
+
+    @property
+    def lent_bytes(self) -> int:
+        """Bytes of the context's memory that weights have while it is nearly empty."""
+        return sum(row.nbytes for row in self.rows if row.is_lent)
 
     @property
     def expert_share(self) -> float:

@@ -283,7 +283,7 @@ def prices_of(plan: MemoryPlan, disk_bytes_per_s: float | None, compute_s: float
     `compute_s`; 0 means unknown."""
     prices = Prices()
     if disk_bytes_per_s:
-        prices.read_s = plan.streamed_read_bytes / disk_bytes_per_s
+        prices.read_s = max(0, plan.streamed_read_bytes - plan.lent_bytes) / disk_bytes_per_s
     if plan.experts is not None:
         prices.used_share = plan.experts.used_share
         if plan.paged and disk_bytes_per_s:

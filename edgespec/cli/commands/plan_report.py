@@ -133,8 +133,8 @@ def _of_short_texts(plan: MemoryPlan) -> str:
 
 
 def _pass_s(plan: MemoryPlan, disk_bytes_per_s: float) -> float:
-    """Seconds of reading for a pass over one token."""
-    return plan.expected_bytes(1) / disk_bytes_per_s
+    """Seconds of reading for a pass over one token of a short text."""
+    return plan.least_bytes_per_pass / disk_bytes_per_s
 
 
 def _bound(plan: MemoryPlan, disk_bytes_per_s: float, measured: float | None) -> str:
