@@ -338,6 +338,7 @@ class Prices:
         valid = {name: value for name, value in numbers.items() if 0 <= value <= MAX_S}
         for name in KEPT:
             setattr(self, name, valid.get(name, getattr(self, name)))
+        self.sharing = min(self.sharing, float(SHARINGS[-1]))
         means = [(int(name[:-5]), valid[name]) for name in valid if _ROWS.fullmatch(name)]
         if means:
             self.mean_rows[:], self.slowness, self.is_recalled = 0.0, 1.0, True

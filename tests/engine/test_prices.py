@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgespec.engine.outcome import RoundOutcome
@@ -195,6 +195,7 @@ def test_a_round_in_which_the_draft_read_the_text_teaches_what_its_first_step_ta
     assert prices.step_s == pytest.approx(0.004)
 
 
+@example({"all_experts_s": 1.0, "sharing": 183.0})
 @given(
     st.dictionaries(
         st.sampled_from((*passes((1, 0.04), (8, 0.16)).state_dict(), "0 rows", "99999 rows")),

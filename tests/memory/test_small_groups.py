@@ -46,7 +46,7 @@ def check(*words: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("groups")
-@pytest.mark.parametrize("command", ["doctor", "tune", "bench"])
+@pytest.mark.parametrize("command", ["tune", "bench"])
 def test_a_group_that_is_too_small_for_a_second_process_is_named(
     tmp_path: Path, command: str
 ) -> None:
