@@ -50,14 +50,6 @@ def logits_of_a_tree(model: Any, layers: Sequence[int]) -> np.ndarray:
     return rows
 
 
-def check_another_text_gives_none(model: Any, layers: Sequence[int]) -> None:
-    """Features are of the first text alone. The model holds two."""
-    received = Received()
-    model.give_features(layers, received)
-    prefill(model, TOKENS[:5], slot=1)
-    assert received.positions == []
-
-
 class FeaturesContract(OpensModels):
     layers: Sequence[int] = ()
     atol: float = 0.0
