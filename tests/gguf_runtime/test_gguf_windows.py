@@ -228,10 +228,10 @@ def test_trees_see_what_they_see_in_the_whole_cache(open_model: Open) -> None:
 def test_several_texts_see_what_they_see_in_whole_caches(open_model: Open) -> None:
     twins = Twins(open_model, n_slots=3, ctx_size=2048, max_nodes=12)
     for text in range(3):
-        twins.prefill(500 + 200 * text, text)
+        twins.prefill(300 + 200 * text, text)
     for n in range(36):
         twins.round(*([0, 1, 2], [0, 2], [1])[n % 3])
-    twins.go_back(600, 1)
+    twins.go_back(400, 1)
     for _ in range(8):
         twins.round(0, 1, 2)
 
