@@ -12,7 +12,7 @@ from edgespec.server.guarding import Guard
 from edgespec.session.session import Session
 from server_running import pair, serving
 
-PROMPT = "def f(x):\n    return x + 1\n\n\n" * 10
+PROMPT = "def f(x):\n    return x + 1\n\n\n" * 30
 
 
 def cached(address: str, key: str, prompt: str = PROMPT) -> int:
