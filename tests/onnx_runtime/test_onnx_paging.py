@@ -161,4 +161,6 @@ def test_four_bits_are_packed_in_every_pass_and_compute_the_same(
     assert stats.bytes_read <= 1.5 * begun_passes * stats.streamed_bytes  # layers of few blocks
     model.close()
     names = {t.name for t in threading.enumerate() if t.name.startswith("edgespec")}
-    assert not names - {"edgespec-engine", "edgespec-servers"}, "a model has no engine; other modules may"
+    assert not names - {"edgespec-engine", "edgespec-servers"}, (
+        "a model has no engine; other modules may"
+    )
