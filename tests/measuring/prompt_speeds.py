@@ -66,7 +66,8 @@ def files(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Path
             made.unlink()
     for name, shape in SHAPES.items() if options.shapes else ():
         model = tiny_llama(layers=8, ffn=3 * shape["embedding"], **shape)
-        model.metadata["llama.context_length"] = max(options.tokens) + 64
+        kind, _ = model.metadata["llama.context_length"]
+        model.metadata["llama.context_length"] = kind, max(options.tokens) + 64
         yield name, model.write(folder / "shape.gguf")
 
 
