@@ -48,8 +48,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         ),
     ),
     "Ports": (
-        *("ports.LanguageModel", "ports.Vocabulary", "runtimes.Runtime", "runtimes.PreparedModel"),
-        *("runtimes.ModelRequest", "settings.options.RuntimeOptions", "settings.options.Flag"),
+        *("ports.LanguageModel", "ports.Vocabulary", "registry.Runtime", "registry.PreparedModel"),
+        *("registry.ModelRequest", "settings.options.RuntimeOptions", "settings.options.Flag"),
     ),
 }
 REMARKS = {

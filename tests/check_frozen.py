@@ -23,7 +23,7 @@ import os, sys, tempfile
 from pathlib import Path
 
 import edgespec
-from edgespec import runtimes
+from edgespec import registry
 from edgespec.models.embedded import embedded_pair, models_folder
 from edgespec_runtimes.gguf.llama.quantiser import quantise
 
@@ -35,7 +35,7 @@ pairs = {
     "gguf": (pair.target, pair.draft),
     "onnx": (folder / "edgespec-target-onnx-fp16", folder / "edgespec-draft-onnx-fp16"),
 }
-for runtime in runtimes.installed():
+for runtime in registry.installed():
     if isinstance(runtime, str):
         continue
     target, draft = pairs[runtime.name]

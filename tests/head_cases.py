@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.engine.settings import EngineSettings
-from edgespec.runtimes import ModelRequest
+from edgespec.registry import ModelRequest
 from edgespec_runtimes.gguf.options import GgufOptions
 from port_models import model_request
 

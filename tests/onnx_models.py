@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 
 from edgespec.ports import LanguageModel
-from edgespec.runtimes import ModelRequest
+from edgespec.registry import ModelRequest
 from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.model import OnnxModel
 from onnx_files import write_llama

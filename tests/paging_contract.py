@@ -19,7 +19,7 @@ from edgespec.errors import Cancelled, WeightReadError
 from edgespec.memory.budget import MemoryPlan, divided, fixed_rows, loaded_last, plan_memory
 from edgespec.memory.pinning import MIN_RING_SLOTS
 from edgespec.ports import LanguageModel
-from edgespec.runtimes import PreparedModel
+from edgespec.registry import PreparedModel
 from one_tree import ROOT, OneTree
 from port_calls import evaluate
 from port_contract import TEXT

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgespec.ports import LanguageModel
-from edgespec.runtimes import ModelRequest
+from edgespec.registry import ModelRequest
 
 
 def model_request(path: Path, **changes: Any) -> ModelRequest:

@@ -22,7 +22,7 @@ from edgespec.memory.division import HEADROOM_BYTES
 from edgespec.memory.heap import trim_heap
 from edgespec.memory.process import process_rss_bytes
 from edgespec.ports import LanguageModel
-from edgespec.runtimes import PreparedModel
+from edgespec.registry import PreparedModel
 from one_tree import ROOT, OneTree
 from port_calls import evaluate, prefill
 from port_contract import TEXT

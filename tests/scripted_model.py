@@ -14,7 +14,7 @@ import numpy as np
 from edgespec.memory.budget import MIB, MemoryRow
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.ports import Progress
-from edgespec.runtimes import MemoryPlan, ModelRequest, PreparedModel, Runtime
+from edgespec.registry import MemoryPlan, ModelRequest, PreparedModel, Runtime
 from fake_model import FakeModel, FakeVocabulary
 
 END = 256

@@ -32,7 +32,7 @@ from edgespec.engine.generation import Generation
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError
 from edgespec.ports import LanguageModel
-from edgespec.runtimes import find
+from edgespec.registry import find
 from edgespec.session.session import LoadedModels, Session
 from edgespec.values import TokenEvent
 from gguf_files import tiny_llama

@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 from edgespec.errors import Cancelled, UsageError
 from edgespec.ports import LanguageModel
-from edgespec.runtimes import find
+from edgespec.registry import find
 from gguf_files import tiny_llama
 from one_tree import ROOT, OneTree
 from onnx_files import write_llama

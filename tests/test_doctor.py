@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec import runtimes
+from edgespec import registry
 from edgespec.cli import command_line
 from edgespec.diagnosis import machine
 from edgespec.errors import WeightReadError
@@ -55,7 +55,7 @@ def test_a_slow_disk_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_runtime_that_is_missing_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtimes, "installed", lambda: iter(["install it with: pip install x"]))
+    monkeypatch.setattr(registry, "installed", lambda: iter(["install it with: pip install x"]))
     libraries = [finding for finding in machine.examine() if finding.topic == "libraries"]
     assert [(finding.level, finding.says) for finding in libraries] == [
         ("note", "install it with: pip install x")

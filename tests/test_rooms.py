@@ -20,7 +20,7 @@ CORE = {
 }  # fmt: skip
 PORTS = CORE | {"ports"}
 RESOURCES = PORTS | {"memory", "paging"}
-LOADING = RESOURCES | {"engine", "rules", "runtimes", "tools"}
+LOADING = RESOURCES | {"engine", "rules", "registry", "tools"}
 SESSION = LOADING | {"session", "models.catalogue"}
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(CORE, CORE),
@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "completions": PORTS | {"chat", "grammar"},
     "server": SESSION | {"completions"},
     "batch": RESOURCES | {"completions"},
-    "runtimes": RESOURCES,
+    "registry": RESOURCES,
     "tools": PORTS,
     "tracing.trace_file": CORE,
     "session": LOADING | {"chat", "completions", "grammar", "hub", "models.catalogue", "state"},
@@ -56,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 """The parts that each part of `edgespec` may import besides itself; a module that may import more
 than its folder stands by itself."""
 
-RUNTIMES = RESOURCES | {"runtimes"}
+RUNTIMES = RESOURCES | {"registry"}
 """Parts of `edgespec` that any runtime may import: ports and what lies below them."""
 
 RUNTIME_ROOMS: dict[str, list[str]] = {

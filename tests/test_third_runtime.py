@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 import pytest
 
 import edgespec
-from edgespec import extras, runtimes
+from edgespec import extras, registry
 from edgespec.bench.modes import BenchDraft
 from edgespec.bench.tuned_modes import Variant, variants
 from edgespec.cli import command_line
@@ -20,7 +20,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.ports import Progress
-from edgespec.runtimes import ModelRequest, PreparedModel, Runtime
+from edgespec.registry import ModelRequest, PreparedModel, Runtime
 from edgespec.settings import options
 from edgespec.settings.options import Flag, RuntimeOptions
 from edgespec.settings.toml_file import read_config
@@ -90,9 +90,9 @@ LETTERS = LetterRuntime()
 
 @pytest.fixture(autouse=True)
 def only_letters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found = (EntryPoint("letters", f"{__name__}:LETTERS", runtimes.ENTRY_POINTS),)
-    by_group = {runtimes.ENTRY_POINTS: found}
-    for asking in (extras, options, runtimes):
+    found = (EntryPoint("letters", f"{__name__}:LETTERS", registry.ENTRY_POINTS),)
+    by_group = {registry.ENTRY_POINTS: found}
+    for asking in (extras, options, registry):
         monkeypatch.setattr(asking, "entry_points", lambda group: by_group.get(group, ()))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 

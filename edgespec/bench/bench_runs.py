@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgespec import runtimes
+from edgespec import registry
 from edgespec.bench import child, table
 from edgespec.bench.bench_report import SkippedMode
 from edgespec.bench.bench_settings import BenchSettings
@@ -28,7 +28,7 @@ from edgespec.memory import process
 from edgespec.models.model_files import copies, distinct_names, files_of, largest_of
 from edgespec.ports import Progress
 from edgespec.ports.baselines import BaselineRequest, pick_best
-from edgespec.runtimes import Runtime
+from edgespec.registry import Runtime
 from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec.settings.units import format_size
 
@@ -252,9 +252,9 @@ def named_drafts(paths: Sequence[Path], target: Path, runtime: Runtime) -> list[
     """Drafts with unique names for a target of this runtime."""
     drafts = []
     for path, name in zip(paths, distinct_names(paths), strict=True):
-        is_own = path == target and runtimes.guesses_itself(target)
-        is_whole = not is_own and runtimes.describe(path).head is None
-        in_library = is_whole and runtimes.find(path).name == runtime.name
+        is_own = path == target and registry.guesses_itself(target)
+        is_whole = not is_own and registry.describe(path).head is None
+        in_library = is_whole and registry.find(path).name == runtime.name
         drafts.append(BenchDraft(path, name, in_library, is_own))
     return drafts
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from edgespec import runtimes
+from edgespec import registry
 from edgespec.bench.runs import Decoded
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
@@ -105,7 +105,7 @@ def decode_together(
 
 def decode_by_library(mode: str, request: BaselineRequest) -> Decoded:
     """Decode texts with the runtime's library itself, in its mode `mode`."""
-    runtime = runtimes.find(request.model)
+    runtime = registry.find(request.model)
     if runtime.baselines is None:
         raise UsageError(f"the runtime {runtime.name} has no mode {mode}")
     run = runtime.baselines.run(mode, request)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from edgespec import runtimes
+from edgespec import registry
 from edgespec.bench.bench_runs import Results
 from edgespec.bench.modes import BenchDraft, Mode
 from edgespec.engine.settings import EngineSettings
@@ -68,9 +68,9 @@ def _changes(
 
 def _on_gpu(load: LoadSettings, draft: BenchDraft) -> list[dict[str, Any]]:
     """Options that place the draft on a GPU; none without a GPU."""
-    runtime = runtimes.find(draft.path)
+    runtime = registry.find(draft.path)
     kind = declared().get(runtime.name)
-    if runtime.gpu() is None or kind is None or not (n := runtimes.describe(draft.path).layers):
+    if runtime.gpu() is None or kind is None or not (n := registry.describe(draft.path).layers):
         return []
     options = kind.of(load.options.get(runtime.name))
     return [

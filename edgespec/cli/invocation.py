@@ -200,11 +200,11 @@ def read_prompt(args: argparse.Namespace, stdin: TextIO | None = None) -> str:
 
 def measured_sampling(target: Path, temperature: float | None) -> SamplingParams:
     """Sampling of texts that a measurement writes: what `chat` uses, at this temperature."""
-    from edgespec import runtimes
+    from edgespec import registry
 
     given = {} if temperature is None else {"temperature": temperature}
     return GenerateSettings.model_validate(given).sampling(
-        MEASURED_SEED, chat_sampling(runtimes.describe(target).sampling)
+        MEASURED_SEED, chat_sampling(registry.describe(target).sampling)
     )
 
 
@@ -330,10 +330,10 @@ def _made_before(model: Path, memory_budget: int | str) -> Path | None:
 
 
 def _guesses_itself(model: Path) -> bool:
-    from edgespec import runtimes
+    from edgespec import registry
 
     try:
-        return runtimes.guesses_itself(model)
+        return registry.guesses_itself(model)
     except EdgespecError:
         return False  # reported when it is opened
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec import runtimes
+from edgespec import registry
 from edgespec.cli.console import Console
 from edgespec.cli.invocation import CommandSettings, model_path, settings_from
 from edgespec.completions.protocols.model_names import HostedModel
@@ -60,7 +60,7 @@ def is_one(args: argparse.Namespace) -> bool:
     if not typed:
         return True
     path = model_path(typed[0])
-    if path.suffix == ".gguf" and path.exists() and runtimes.embeds(path):
+    if path.suffix == ".gguf" and path.exists() and registry.embeds(path):
         return False
     args.model = typed[0]
     return True
@@ -240,7 +240,7 @@ class ModelList:
             heap.trim_heap()
 
     def _look_at_kind(self, model: ListedModel) -> None:
-        model.embeds = runtimes.embeds(model.path)
+        model.embeds = registry.embeds(model.path)
         model.size_bytes = model_files.size_of(model.path)
 
     def _look_at_needs(self, model: ListedModel) -> None:
@@ -293,5 +293,5 @@ def _models_in(folder: Path) -> Iterator[Path]:
         elif path.is_dir():
             with suppress(UsageError, ModelError):  # none, or several, of which none is meant
                 inside = gguf_names.in_folder(path)
-                runtimes.find(inside)
+                registry.find(inside)
                 yield inside

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from edgespec import runtimes
+from edgespec import registry
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
 from edgespec.memory import process
@@ -141,7 +141,7 @@ def _cache() -> Iterator[Finding]:
 
 
 def _libraries() -> Iterator[Finding]:
-    for runtime in runtimes.installed():
+    for runtime in registry.installed():
         if isinstance(runtime, str):
             yield Finding("libraries", "missing", runtime, "note")
         else:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgespec import runtimes
+from edgespec import registry
 from edgespec.errors import BudgetError, ModelError
 from edgespec.models import packaged
 from edgespec.models.catalogue import (
@@ -19,7 +19,7 @@ from edgespec.models.catalogue import (
     files_of,
     known,
 )
-from edgespec.runtimes import ModelRequest, vocabulary_fingerprint
+from edgespec.registry import ModelRequest, vocabulary_fingerprint
 from edgespec.values import ModelDetails, ModelInfo
 
 
@@ -47,7 +47,7 @@ class ModelDescription:
 
 def describe(path: Path) -> ModelDescription:
     """Describe the model at `path`, a file or a folder. Raises ModelError."""
-    details = runtimes.describe(path)
+    details = registry.describe(path)
     info, fingerprint = details.info, details.fingerprint
     if info is None or fingerprint is None:
         info, fingerprint = _prepared(path)
@@ -61,7 +61,7 @@ def _prepared(path: Path) -> tuple[ModelInfo, str]:
     request = ModelRequest(
         path=path, owner="draft", ctx_size=0, max_nodes=1, max_branches=1, n_threads=1
     )
-    prepared = runtimes.find(path).prepare(request)
+    prepared = registry.find(path).prepare(request)
     try:
         return prepared.info, vocabulary_fingerprint(prepared.tokens())
     finally:
@@ -73,7 +73,7 @@ def listing() -> list[KnownModel]:
     listed = embedded()
     for model in cached():
         try:
-            details = runtimes.describe(model.path)
+            details = registry.describe(model.path)
         except (BudgetError, ModelError) as error:
             listed.append(replace(model, problem=str(error)))
             continue

@@ -6,7 +6,7 @@ import glob
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgespec import runtimes
+from edgespec import registry
 from edgespec.files import cache_folder, gguf_names
 
 
@@ -16,7 +16,7 @@ def files_of(model: Path) -> list[Path]:
     Raises ModelError for a folder without a model, and for a damaged ONNX model.
     """
     if model.is_dir() or model.suffix == ".onnx":
-        return list(runtimes.describe(model).files)
+        return list(registry.describe(model).files)
     part = gguf_names.PART.fullmatch(model.name)
     if part is None:
         return [model]

@@ -15,7 +15,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from edgespec import runtimes
+from edgespec import registry
 from edgespec.concurrency.owning import InOneProcess
 from edgespec.concurrency.worker import Worker
 from edgespec.errors import BudgetError, SessionClosed, UsageError
@@ -24,7 +24,7 @@ from edgespec.memory.budget import REQUESTS, MemoryPlan, MemoryRow
 from edgespec.memory.division import plan_models
 from edgespec.ports import Progress, check_token
 from edgespec.ports.embedding import EmbeddingModel
-from edgespec.runtimes import ModelRequest, PreparedEmbedder
+from edgespec.registry import ModelRequest, PreparedEmbedder
 from edgespec.session.encoding import Encoder
 from edgespec.session.given import checked
 from edgespec.settings import arguments
@@ -157,7 +157,7 @@ def _planned(
 
 def _prepare(settings: LoadSettings, cleanup: ExitStack) -> tuple[PreparedEmbedder, MemoryPlan]:
     budget_bytes = process.resolve_budget(settings.memory_budget)
-    runtime = runtimes.find(settings.model)
+    runtime = registry.find(settings.model)
     prepared = runtime.prepare_embedder(
         ModelRequest(
             path=settings.model,

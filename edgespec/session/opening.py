@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar, Unpack
 
-from edgespec import runtimes
+from edgespec import registry
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.worker import Worker
 from edgespec.engine.settings import EngineSettings
@@ -256,7 +256,7 @@ class _Opening(Closeable):
         try:
             paired = self._models.planned()
         except (BudgetError, ModelError, UsageError) as error:
-            is_own = settings.draft == settings.model and runtimes.guesses_itself(settings.model)
+            is_own = settings.draft == settings.model and registry.guesses_itself(settings.model)
             if not is_own and not settings.optional_draft:
                 raise
             whom = "itself" if is_own else settings.model.name

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgespec import runtimes
+from edgespec import registry
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, EdgespecError, UsageError
 from edgespec.files import cache_folder
@@ -104,7 +104,7 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
     target = settings.model
     _check_format(target, load_tool())
     budget_bytes = process.resolve_budget(settings.memory_budget)
-    files = runtimes.describe(target).files
+    files = registry.describe(target).files
     digest = sampled_digest(files, with_times=False)[:DIGITS]
     choices, known = _choices(digest), _known(digest)
     name = _budget_class(files, budget_bytes)
@@ -132,7 +132,7 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
 
 def kept(target: Path, memory_budget: int | str) -> Path | None:
     """The draft that `obtain` made of the target for such a budget before, if it is still there."""
-    files = runtimes.describe(target).files
+    files = registry.describe(target).files
     digest = sampled_digest(files, with_times=False)[:DIGITS]
     one = _known(digest).get(_budget_class(files, process.resolve_budget(memory_budget)), {})
     path = _cache_path(target, str(one.get("kind")), digest)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec import runtimes
+from edgespec import registry
 from edgespec.errors import ModelError, PairError, UsageError
 from edgespec.memory.budget import MemoryPlan
-from edgespec.runtimes import PreparedModel
+from edgespec.registry import PreparedModel
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.units import format_size
 
@@ -47,7 +47,7 @@ def note_on_texts(
 def check_pair(target: PreparedModel, draft: PreparedModel) -> None:
     """Raise PairError at the first token id that has different text in the two models."""
     if draft.vocabulary_fingerprint is not None:
-        if runtimes.vocabulary_fingerprint(target.tokens()) != draft.vocabulary_fingerprint:
+        if registry.vocabulary_fingerprint(target.tokens()) != draft.vocabulary_fingerprint:
             raise PairError(
                 f"{draft.info.name} was made from a model with another vocabulary than "
                 f"{target.info.name}: make a draft from this target (edgespec models draft)"

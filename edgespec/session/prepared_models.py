@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
-from edgespec import runtimes
+from edgespec import registry
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.worker import raise_if_cancelled
 from edgespec.engine.settings import EngineSettings
@@ -21,7 +21,7 @@ from edgespec.memory.budget import REQUESTS, MemoryPlan, MemoryRow
 from edgespec.memory.division import plan_models
 from edgespec.memory.needs import ModelNeeds, tree_sizes
 from edgespec.paging import disk_speed
-from edgespec.runtimes import ModelRequest, PreparedModel
+from edgespec.registry import ModelRequest, PreparedModel
 from edgespec.session import pairing, strategy
 from edgespec.session.pairing import check_head, check_pair
 from edgespec.session.strategy import Speed
@@ -172,8 +172,8 @@ class PreparedModels(Closeable):
         """Prepare the target, then the draft: headers, memory needs and the vocabulary check."""
         settings, request = self.settings, self._target_request()
         with self._trace.span(Track.ENGINE, "import"):
-            runtime = runtimes.find(request.path)
-            draft_runtime = runtimes.find(settings.draft) if settings.draft else None
+            runtime = registry.find(request.path)
+            draft_runtime = registry.find(settings.draft) if settings.draft else None
         models: dict[Role, tuple[Path, str]] = {"target": (settings.model, runtime.name)}
         if settings.draft and draft_runtime:
             models["draft"] = (settings.draft, draft_runtime.name)

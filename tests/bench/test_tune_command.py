@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench_rows import row
-from edgespec import runtimes
+from edgespec import registry
 from edgespec.bench import bench_runs
 from edgespec.bench.bench_report import SkippedMode
 from edgespec.bench.bench_runs import Bench, ModelSurvey, Prompt, Results, run_all
@@ -35,7 +35,7 @@ NAMES = ("defaults", "x", "y", "z")
 
 def found(*drafts: BenchDraft, given: tuple[str, ...] = ()) -> dict[str, Variant]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtimes, "find", lambda _: SimpleNamespace(gpu=lambda: None, name="gguf"))
+        patch.setattr(registry, "find", lambda _: SimpleNamespace(gpu=lambda: None, name="gguf"))
         draft = drafts[0].path if drafts else None
         load = LoadSettings(model="big.gguf", draft=draft, threads=4)
         these = variants(load, EngineSettings(), drafts, given)

@@ -19,7 +19,7 @@ from golden_output import hold
 
 from bench_rows import report as bench_report
 from bench_rows import row
-from edgespec import runtimes
+from edgespec import registry
 from edgespec.bench.bench_runs import Bench, ModelSurvey, Results
 from edgespec.cli import fetching
 from edgespec.cli.commands import bench, chat_input, demo, doctor, tune
@@ -182,7 +182,7 @@ def test_rpc_server(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     lender = SimpleNamespace(name="lender", lends=True, lend=interrupted)
-    monkeypatch.setattr(runtimes, "installed", lambda: [lender])
+    monkeypatch.setattr(registry, "installed", lambda: [lender])
     golden("rpc-server", "rpc-server", "--port", free_port(), "--memory-budget", "1GiB")
 
 

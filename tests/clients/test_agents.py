@@ -18,7 +18,7 @@ import pytest
 
 import edgespec
 from client_packages import packages_in
-from edgespec import extras, runtimes
+from edgespec import extras, registry
 from edgespec.settings import options
 from scripted_model import ScriptedRuntime
 from server_running import serving
@@ -87,10 +87,10 @@ RUNTIME = ScriptedRuntime(script, START)
 
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
-    found = (EntryPoint("script", f"{__name__}:RUNTIME", runtimes.ENTRY_POINTS),)
-    for asking in (extras, options, runtimes):
+    found = (EntryPoint("script", f"{__name__}:RUNTIME", registry.ENTRY_POINTS),)
+    for asking in (extras, options, registry):
         monkeypatch.setattr(
-            asking, "entry_points", lambda group: {runtimes.ENTRY_POINTS: found}.get(group, ())
+            asking, "entry_points", lambda group: {registry.ENTRY_POINTS: found}.get(group, ())
         )
     model = tmp_path / "m.script"
     model.touch()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec import runtimes
+from edgespec import registry
 from edgespec.errors import ModelError
 from edgespec.files.regular import open_regular, read_at_most
 
@@ -59,4 +59,4 @@ def test_a_stream_without_end_is_not_read_to_its_end() -> None:
 @pytest.mark.parametrize("name", ["a FIFO", "a socket", "a device"])
 def test_a_special_file_is_no_model(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelError, match=f"is {name}: a model is a regular file or a folder"):
-        runtimes.find(special(tmp_path, name))
+        registry.find(special(tmp_path, name))

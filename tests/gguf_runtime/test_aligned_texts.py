@@ -17,7 +17,7 @@ from test_gguf_types import quantised
 from test_one_text import SMOLLM2
 
 from edgespec.ports import LanguageModel, PassPart
-from edgespec.runtimes import ModelRequest
+from edgespec.registry import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from gguf_files import tiny_llama
 from one_tree import ROOT, OneTree

@@ -17,8 +17,8 @@ from test_one_text import paged, request_of, resident, wide
 
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel, PassPart
+from edgespec.registry import ModelRequest
 from edgespec.rules.sampling import SamplingParams
-from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from engine_cases import AskedEngine as Engine
 from engine_cases import finish

@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.embedded import embedded_pair
-from edgespec.runtimes import ModelRequest
+from edgespec.registry import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import ggml, gpu, rpc
 from edgespec_runtimes.gguf.options import GgufOptions

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from edgespec.ports import LanguageModel
+from edgespec.registry import ModelRequest
 from edgespec.rules.sampling import SamplingParams
-from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context_choice import MAX_LINE, MAX_LINES
 from engine_cases import generate

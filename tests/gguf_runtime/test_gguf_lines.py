@@ -10,7 +10,7 @@ import pytest
 
 import zoo_files
 from edgespec.ports import LanguageModel
-from edgespec.runtimes import ModelRequest
+from edgespec.registry import ModelRequest
 from edgespec.settings.options import RuntimeOptions
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header

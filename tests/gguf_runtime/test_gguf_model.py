@@ -20,7 +20,7 @@ from edgespec.memory.budget import LOADING, MIB, plan_memory
 from edgespec.memory.needs import TREE_SIZES
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
-from edgespec.runtimes import ModelRequest
+from edgespec.registry import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.llama import loading

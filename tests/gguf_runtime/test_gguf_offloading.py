@@ -14,7 +14,7 @@ from edgespec.errors import BudgetError
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.memory.process import process_rss_bytes
 from edgespec.models.embedded import embedded_pair
-from edgespec.runtimes import ModelRequest
+from edgespec.registry import ModelRequest
 from edgespec.session.opening import plan
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf import runtime

@@ -14,7 +14,7 @@ from test_gguf_state import request
 from edgespec.engine.settings import EngineSettings
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
-from edgespec.runtimes import ModelRequest
+from edgespec.registry import ModelRequest
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf import runtime

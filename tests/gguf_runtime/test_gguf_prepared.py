@@ -10,7 +10,7 @@ import pytest
 
 from edgespec.errors import WeightReadError
 from edgespec.models.embedded import embedded_pair
-from edgespec.runtimes import PreparedModel
+from edgespec.registry import PreparedModel
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.options import GgufOptions
 from gguf_files import tiny_llama

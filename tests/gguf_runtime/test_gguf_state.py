@@ -14,7 +14,7 @@ import zoo_files
 from edgespec.errors import StateError
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
-from edgespec.runtimes import ModelRequest
+from edgespec.registry import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context import state_pieces
 from edgespec_runtimes.gguf.options import GgufOptions

@@ -10,7 +10,7 @@ import pytest
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.text import N_LEFT
-from edgespec.runtimes import ModelRequest
+from edgespec.registry import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context.rows import RowBatch
 from edgespec_runtimes.gguf.model import GgufModel

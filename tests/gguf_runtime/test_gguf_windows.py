@@ -13,8 +13,8 @@ import pytest
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import PassPart
+from edgespec.registry import ModelRequest
 from edgespec.rules.sampling import SamplingParams
-from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context import cache_memory, windows
 from edgespec_runtimes.gguf.context.contexts import window_shape

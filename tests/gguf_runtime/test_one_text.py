@@ -17,7 +17,7 @@ from edgespec.errors import FetchError
 from edgespec.memory.needs import ModelNeeds
 from edgespec.models import packaged
 from edgespec.ports import LanguageModel
-from edgespec.runtimes import ModelRequest
+from edgespec.registry import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.options import GgufOptions

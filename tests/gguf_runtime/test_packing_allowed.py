@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.models.embedded import embedded_pair
-from edgespec.runtimes import ModelRequest
+from edgespec.registry import ModelRequest
 from edgespec_runtimes.gguf.entry import GgufRuntime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import loading, log

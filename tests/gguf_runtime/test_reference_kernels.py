@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
-from edgespec.runtimes import even_parts, prompt_parts
+from edgespec.registry import even_parts, prompt_parts
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.kernels.reference_kernels import MIN_TILED_BATCH
 from edgespec_runtimes.gguf.llama import loading

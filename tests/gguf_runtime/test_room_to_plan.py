@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec import runtimes
+from edgespec import registry
 from edgespec.errors import BudgetError
 from edgespec.memory import cgroups, process
 from edgespec.memory.process import MIB
@@ -20,7 +20,7 @@ from gguf_files import tiny_llama
 @pytest.fixture
 def settings(tmp_path: Path) -> LoadSettings:
     model = tiny_llama().write(tmp_path / "tiny.gguf")
-    runtimes.find(model)  # imports the runtime
+    registry.find(model)  # imports the runtime
     return LoadSettings(model=model, memory_budget="8GiB")
 
 

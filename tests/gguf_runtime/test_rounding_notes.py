@@ -11,7 +11,7 @@ from test_gguf_types import quantised
 
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.embedded import embedded_pair
-from edgespec.runtimes import ModelRequest
+from edgespec.registry import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.options import GgufOptions

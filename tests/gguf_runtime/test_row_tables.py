@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import WeightReadError
-from edgespec.runtimes import ModelRequest
+from edgespec.registry import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import TensorEntry, read_header
 from edgespec_runtimes.gguf.model import GgufModel

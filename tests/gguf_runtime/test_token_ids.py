@@ -9,7 +9,7 @@ import pytest
 
 import edgespec
 from edgespec.errors import UsageError
-from edgespec.runtimes import ModelRequest
+from edgespec.registry import ModelRequest
 from edgespec_runtimes.gguf.entry import GgufRuntime
 from edgespec_runtimes.gguf.options import GgufOptions
 from gguf_files import tiny_llama

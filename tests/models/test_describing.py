@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgespec import runtimes
+from edgespec import registry
 from edgespec.models.describe import describe, vocabulary_fingerprint
-from edgespec.runtimes import ModelRequest
+from edgespec.registry import ModelRequest
 from edgespec.values import HeadDetails, ModelDetails, ModelInfo, OwnLayers
 from edgespec_runtimes.gguf.file.details import details_of
 from edgespec_runtimes.gguf.file.header import read_header
@@ -38,7 +38,7 @@ class MutePrepared:
         self.is_closed = True
 
 
-class MuteRuntime(runtimes.Runtime):
+class MuteRuntime(registry.Runtime):
     """A runtime that has nothing to say about its models beyond what every one says."""
 
     name = "mute"
@@ -57,7 +57,7 @@ class MuteRuntime(runtimes.Runtime):
 def mute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MuteRuntime:
     runtime = MuteRuntime()
     entry = SimpleNamespace(name="mute", load=lambda: runtime)
-    monkeypatch.setattr(runtimes, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return runtime
 

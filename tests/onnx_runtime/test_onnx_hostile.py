@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 from edgespec.errors import EdgespecError, ModelError, UsageError
-from edgespec.runtimes import ModelRequest
+from edgespec.registry import ModelRequest
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.onnx import runtime

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.runtimes import PreparedModel
+from edgespec.registry import PreparedModel
 from edgespec_runtimes.onnx import runtime
 from onnx_files import write_llama
 from onnx_models import request

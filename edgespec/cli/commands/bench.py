@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from edgespec import runtimes
+from edgespec import registry
 from edgespec.bench import table
 from edgespec.bench.bench_report import (
     AppliedLimits,
@@ -147,7 +147,7 @@ def measure(args: argparse.Namespace, settings: BenchSettings, console: Console)
     """Run the whole bench and return its report."""
     is_named = bool({"model", "hf_repo", "config"} & vars(args).keys())
     opened, drafts = with_drafts_of(args, console)
-    load, library = opened.load, runtimes.find(opened.load.model).baselines
+    load, library = opened.load, registry.find(opened.load.model).baselines
     requested = choose(settings.modes, known_modes(library.BASELINES if library else ()))
     if not is_named:
         load = load.but({"model": demo.enlarged(SIZE, console)})
@@ -158,7 +158,7 @@ def measure(args: argparse.Namespace, settings: BenchSettings, console: Console)
     if memory_bytes is not None:
         given["memory_budget"] = budget = int(BUDGET_SHARE * memory_bytes)
     prompts, n_prompts = chosen_prompts(settings)
-    modes = with_drafts(requested, named_drafts(drafts, target, runtimes.find(target)))
+    modes = with_drafts(requested, named_drafts(drafts, target, registry.find(target)))
     most = max(settings.parallel or (0,))
     bench = Bench(
         settings,

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from edgespec import runtimes
+from edgespec import registry
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
 from edgespec.cli.interrupts import Interrupts
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Serve until Ctrl-C or SIGTERM."""
     told = groups.given(args, LendSettings)
     host, port, budget_bytes = told.host, told.port, resolve_budget(told.memory_budget)
-    found = (r for r in runtimes.installed() if not isinstance(r, str) and r.lends)
+    found = (r for r in registry.installed() if not isinstance(r, str) and r.lends)
     runtime = next(found, None)
     if runtime is None:
         raise EdgespecError("no installed runtime can lend devices: install edgespec[gguf]")

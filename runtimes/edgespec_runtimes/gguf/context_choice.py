@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from edgespec.runtimes import ModelRequest
+from edgespec.registry import ModelRequest
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context import contexts, windows
 from edgespec_runtimes.gguf.context.recurrent import MAX_LAG

@@ -21,7 +21,7 @@ from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.ports import Progress
 from edgespec.ports.embedding import EmbeddingModel
-from edgespec.runtimes import ModelRequest, PreparedEmbedder
+from edgespec.registry import ModelRequest, PreparedEmbedder
 from edgespec.values import ModelInfo, PagingStats
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.context.rows import RowBatch, Rows

@@ -17,7 +17,7 @@ from edgespec.files.regular import open_regular
 from edgespec.memory import room
 from edgespec.ports.baselines import Baselines
 from edgespec.ports.findings import Finding
-from edgespec.runtimes import ModelRequest, Runtime
+from edgespec.registry import ModelRequest, Runtime
 from edgespec.tracing.spans import Track
 from edgespec.values import ModelDetails
 from edgespec_runtimes.gguf.file.architectures import turns_texts_into_vectors

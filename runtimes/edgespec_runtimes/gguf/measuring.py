@@ -15,7 +15,7 @@ from typing import Any
 from edgespec.memory.budget import LOADING, MemoryRow
 from edgespec.memory.heap import allocated_bytes
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
-from edgespec.runtimes import GpuMemory, ModelRequest
+from edgespec.registry import GpuMemory, ModelRequest
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.context.recurrent import N_CHECKPOINTS
 from edgespec_runtimes.gguf.context_choice import BATCH_SIZES, ContextChoice

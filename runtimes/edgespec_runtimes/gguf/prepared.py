@@ -15,7 +15,7 @@ from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.paging.reader import WatchedFiles
 from edgespec.ports import LanguageModel, Progress, StateOrigin
-from edgespec.runtimes import GpuMemory, ModelRequest, PreparedModel, without_padding
+from edgespec.registry import GpuMemory, ModelRequest, PreparedModel, without_padding
 from edgespec.tracing.spans import OFF
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context import contexts

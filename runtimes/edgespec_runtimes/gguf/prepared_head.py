@@ -14,7 +14,7 @@ from edgespec.errors import ModelError
 from edgespec.memory.budget import MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import LanguageModel, Progress
-from edgespec.runtimes import ModelRequest
+from edgespec.registry import ModelRequest
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.block_head import GgufBlockHead
 from edgespec_runtimes.gguf.borrowed import (

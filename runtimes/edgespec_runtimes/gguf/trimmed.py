@@ -20,7 +20,7 @@ from edgespec.memory.needs import ModelNeeds
 from edgespec.paging.pager import PinnedSegments
 from edgespec.paging.reader import DirectReader
 from edgespec.ports import LanguageModel, Progress
-from edgespec.runtimes import ModelRequest, PreparedModel
+from edgespec.registry import ModelRequest, PreparedModel
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context.rows import RowBatch, Rows
 from edgespec_runtimes.gguf.file.header import GgufFile

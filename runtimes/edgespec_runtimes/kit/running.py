@@ -18,7 +18,7 @@ from edgespec.concurrency.owning import Users
 from edgespec.errors import ContextOverflow
 from edgespec.paging.store import PassMeter
 from edgespec.ports import LanguageModel, PassPart, Progress, StateOrigin, Take, Vocabulary
-from edgespec.runtimes import prompt_parts
+from edgespec.registry import prompt_parts
 from edgespec.values import PagingStats, PassReport
 from edgespec_runtimes.kit.kept_features import KeptFeatures, not_offered
 from edgespec_runtimes.kit.segmented import SegmentedWeights

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import helper
 
-from edgespec.runtimes import even_parts
+from edgespec.registry import even_parts
 from edgespec_runtimes.onnx.files.roles import MASK, POSITIONS
 from edgespec_runtimes.onnx.graph.rewriting import PAST_LENGTH, PAST_ROWS, MaskForm
 from edgespec_runtimes.onnx.prepare.masks import causal

@@ -12,7 +12,7 @@ from pathlib import Path
 from edgespec.errors import ModelError
 from edgespec.files.unfinished import scratch_folder
 from edgespec.ports import Progress
-from edgespec.runtimes import vocabulary_fingerprint, without_padding
+from edgespec.registry import vocabulary_fingerprint, without_padding
 from edgespec.values import ENLARGED_FROM
 from edgespec_runtimes.enlarge.gguf.gguf_writer import (
     CHUNK_BYTES,

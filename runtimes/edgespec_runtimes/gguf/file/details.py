@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from typing import Any
 
-from edgespec.runtimes import vocabulary_fingerprint, without_padding
+from edgespec.registry import vocabulary_fingerprint, without_padding
 from edgespec.values import (
     ENLARGED_FROM,
     ExpertDetails,

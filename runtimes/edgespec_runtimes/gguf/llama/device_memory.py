@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.errors import ModelError
-from edgespec.runtimes import GpuMemory
+from edgespec.registry import GpuMemory
 from edgespec_runtimes.gguf.llama import ggml, gpu, rpc
 
 ANSWER_S = 20.0

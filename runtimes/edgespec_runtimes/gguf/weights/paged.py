@@ -21,7 +21,7 @@ from edgespec.memory.budget import MemoryPlan
 from edgespec.paging.reader import DirectReader, Reader, ReadLimit
 from edgespec.paging.store import Store
 from edgespec.ports import Progress
-from edgespec.runtimes import ModelRequest
+from edgespec.registry import ModelRequest
 from edgespec.tracing.spans import NO_SPAN, Span, Track
 from edgespec.values import PagingStats
 from edgespec_runtimes.gguf.context.contexts import ContextShape

@@ -13,7 +13,7 @@ from functools import cache
 import onnx
 from onnx import TensorProto, helper
 
-from edgespec.runtimes import ModelRequest
+from edgespec.registry import ModelRequest
 from edgespec_runtimes.onnx.files.roles import IDS, MASK, POSITIONS, Roles
 from edgespec_runtimes.onnx.files.source_model import SourceModel, StoredWeight
 from edgespec_runtimes.onnx.graph.cutting import Cut

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 import onnx
 
 from edgespec.memory.needs import affordable
-from edgespec.runtimes import ModelRequest
+from edgespec.registry import ModelRequest
 from edgespec_runtimes.onnx.files.roles import Roles
 from edgespec_runtimes.onnx.files.source_model import SourceModel
 from edgespec_runtimes.onnx.graph.cutting import ALWAYS, Cut, cut

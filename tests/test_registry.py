@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec import runtimes
+from edgespec import registry
 from edgespec.errors import ModelError
 
 
@@ -28,17 +28,17 @@ KNOWING = Knowing()
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file; the runtimes are one that knows `.known` and one whose library is missing."""
     entries = (
-        EntryPoint("knowing", f"{__name__}:KNOWING", runtimes.ENTRY_POINTS),
-        EntryPoint("absent", "no_such_library:runtime", runtimes.ENTRY_POINTS),
+        EntryPoint("knowing", f"{__name__}:KNOWING", registry.ENTRY_POINTS),
+        EntryPoint("absent", "no_such_library:runtime", registry.ENTRY_POINTS),
     )
-    monkeypatch.setattr(runtimes, "entry_points", lambda group: entries)
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
     path = tmp_path / "model.known"
     path.touch()
     return path
 
 
 def test_a_model_is_found_where_another_runtime_is_not_installed(model: Path) -> None:
-    assert runtimes.find(model) is KNOWING
+    assert registry.find(model) is KNOWING
 
 
 @pytest.mark.slow
@@ -48,18 +48,18 @@ def test_a_library_that_the_system_lacks_is_not_installed_with_the_runtime(
     """Debian's minimal images have no libgomp, and llama.cpp's library was not loaded there."""
     (tmp_path / "lacking.py").write_text("raise ImportError('libgomp.so.1: cannot open')")
     monkeypatch.syspath_prepend(tmp_path)
-    entries = (EntryPoint("lacking", "lacking:runtime", runtimes.ENTRY_POINTS),)
-    monkeypatch.setattr(runtimes, "entry_points", lambda group: entries)
+    entries = (EntryPoint("lacking", "lacking:runtime", registry.ENTRY_POINTS),)
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
     with pytest.raises(ModelError, match="libgomp"):
-        runtimes.find(tmp_path)
+        registry.find(tmp_path)
 
 
 def test_the_runtime_after_which_a_models_files_are_named_is_asked_first(tmp_path: Path) -> None:
     """Every ONNX model imported llama.cpp first, which was asked first."""
     (tmp_path / "model.onnx").touch()
     code = (
-        "import sys; from pathlib import Path; from edgespec import runtimes;"
-        "print(runtimes.find(Path(sys.argv[1])).name, 'llama_cpp' in sys.modules)"
+        "import sys; from pathlib import Path; from edgespec import registry;"
+        "print(registry.find(Path(sys.argv[1])).name, 'llama_cpp' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
@@ -69,19 +69,19 @@ def test_the_runtime_after_which_a_models_files_are_named_is_asked_first(tmp_pat
 
 def test_a_runtime_that_is_not_wanted_is_not_imported(model: Path, monkeypatch) -> None:
     entries = (
-        EntryPoint("knowing", f"{__name__}:KNOWING", runtimes.ENTRY_POINTS),
-        EntryPoint("later", "colorsys:runtime", runtimes.ENTRY_POINTS),
+        EntryPoint("knowing", f"{__name__}:KNOWING", registry.ENTRY_POINTS),
+        EntryPoint("later", "colorsys:runtime", registry.ENTRY_POINTS),
     )
-    monkeypatch.setattr(runtimes, "entry_points", lambda group: entries)
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
-    assert runtimes.find(model) is KNOWING
+    assert registry.find(model) is KNOWING
     assert "colorsys" not in sys.modules
 
 
 def test_a_path_that_no_file_can_have_is_a_model_error(tmp_path: Path) -> None:
     """An OSError came through, with the whole name in it."""
     with pytest.raises(ModelError, match="cannot be read: File name too long"):
-        runtimes.find(tmp_path / ("x" * 5000))
+        registry.find(tmp_path / ("x" * 5000))
     with pytest.raises(ModelError, match="no model of this name"):
         edgespec.load("x" * 5000)
 
@@ -99,4 +99,4 @@ def test_what_stands_in_the_place_of_a_download_is_named(tmp_path, content, said
     file.parent.mkdir(exist_ok=True)
     file.write_text(content)
     with pytest.raises(ModelError, match=said):
-        runtimes.describe(file if name == "m.gguf" else file.parent)
+        registry.describe(file if name == "m.gguf" else file.parent)
