@@ -152,6 +152,8 @@ class ModelDetails:
     """Name of the original of an enlarged model."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Sampling settings as in the model's chat format."""
+    chats: bool = False
+    """True if the file has a chat template."""
     experts: ExpertDetails | None = None
     head: HeadDetails | None = None
     own_layers: OwnLayers | None = None

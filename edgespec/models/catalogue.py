@@ -42,6 +42,7 @@ class KnownModel:
     quantization: str | None = None
     parameters: int | None = None
     licence: str | None = None
+    chats: bool = False
     problem: str | None = None
     """Why its runtime could not describe it."""
     to_fetch_bytes: int = 0

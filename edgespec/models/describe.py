@@ -83,6 +83,7 @@ def listing() -> list[KnownModel]:
                 quantization=details.quantization,
                 parameters=details.parameters,
                 licence=details.licence,
+                chats=details.chats,
             )
         )
     return [*listed, *_not_fetched({model.name for model in listed})]

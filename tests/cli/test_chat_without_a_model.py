@@ -13,6 +13,7 @@ from edgespec.cli.console import Console
 from edgespec.errors import UsageError
 from edgespec.files import cache_folder
 from edgespec.models import packaged
+from gguf_files import STRING, tiny_llama
 
 pytestmark = pytest.mark.usefixtures("own_cache_folder")
 
@@ -40,11 +41,20 @@ def answers(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal())
 
 
-def test_a_model_that_is_here_is_not_asked_about(fetched: list[str]) -> None:
-    place = packaged.cache_path("smollm2")
-    cache_folder.make_folder()
-    place.write_bytes(b"GGUF")
-    assert fetching.chat_model(Console()) == place
+def test_the_largest_that_fits_in_memory_is_taken_and_none_fetched(
+    fetched: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = cache_folder.make_folder()
+    sizes = []
+    for name, layers in ("a", 2), ("b", 8), ("c", 4):
+        model = tiny_llama(layers=layers)
+        model.metadata["tokenizer.chat_template"] = (STRING, "{{ messages }}")
+        sizes.append(model.write(folder / f"{name}.gguf").stat().st_size)
+    tiny_llama(layers=16).write(folder / "cannot_chat.gguf")
+    (folder / "damaged.gguf").write_bytes(b"GGUF")
+    for budget, name in ("auto", "b"), (str(sizes[2]), "c"), ("1024", "a"):
+        assert fetching.chat_model(Console(), budget) == folder / f"{name}.gguf"
+        assert f"{name}, since no model was named" in capsys.readouterr().err
     assert not fetched
 
 

@@ -26,6 +26,7 @@ from edgespec.cli.invocation import settings_from
 from edgespec.errors import ContextOverflow, EdgespecError, UsageError
 from edgespec.files import cache_folder
 from edgespec.memory import process
+from edgespec.models import packaged
 from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
@@ -94,8 +95,10 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     if "max_tokens" not in args:
         args.max_tokens = NO_LIMIT
     if not NAMES_A_MODEL & vars(args).keys():
-        args.model = fetching.chat_model(Console(), may_ask="quiet" not in args)
-        args.system = getattr(args, "system", fetching.SYSTEM)
+        is_quiet, budget = "quiet" in args, getattr(args, "memory_budget", "auto")
+        args.model = fetching.chat_model(Console(quiet=is_quiet), budget, may_ask=not is_quiet)
+        if packaged.named(args.model) == fetching.CHAT_MODEL:
+            args.system = getattr(args, "system", fetching.SYSTEM)
     command = settings_from(args)
     console = Console(quiet="quiet" in args)
     # before loading, so that a missing package is reported early and its memory is planned

@@ -7,7 +7,7 @@ from typing import Any
 from edgespec.ports.chat_format import DEFAULT, ChatFormat
 from edgespec_runtimes.gguf.file.header import GgufFile
 
-_TEMPLATE = "tokenizer.chat_template"
+TEMPLATE = "tokenizer.chat_template"
 _TOKENS = ("bos", "eos", "unknown", "padding", "cls", "seperator", "mask")
 """Names of special tokens in llama.cpp's metadata keys."""
 _NAMES = {"unknown": "unk", "padding": "pad", "seperator": "sep"}
@@ -27,10 +27,10 @@ def chat_format(header: GgufFile) -> ChatFormat:
     """The chat format in the metadata, without templates and tokens of the wrong type."""
     templates = {}
     for key, value in header.metadata.items():
-        if isinstance(value, str) and value and key == _TEMPLATE:
+        if isinstance(value, str) and value and key == TEMPLATE:
             templates[DEFAULT] = value
-        elif isinstance(value, str) and value and key.startswith(_TEMPLATE + "."):
-            templates[key.removeprefix(_TEMPLATE + ".")] = value
+        elif isinstance(value, str) and value and key.startswith(TEMPLATE + "."):
+            templates[key.removeprefix(TEMPLATE + ".")] = value
     ids = {name: header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _TOKENS}
     wanted = {token for token in ids.values() if type(token) is int}
     texts = {i: text for i, text in enumerate(header.tokens()) if i in wanted}

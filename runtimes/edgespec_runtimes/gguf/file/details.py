@@ -15,7 +15,7 @@ from edgespec.values import (
     ModelInfo,
     OwnLayers,
 )
-from edgespec_runtimes.gguf.file.chat_format import recommended_sampling
+from edgespec_runtimes.gguf.file.chat_format import TEMPLATE, recommended_sampling
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile
 from edgespec_runtimes.gguf.file.heads import is_head, missing_matrices, read_states
 from edgespec_runtimes.gguf.file.mtp import N_LAYERS, has_layers, obstacle
@@ -43,6 +43,7 @@ def details_of(header: GgufFile) -> ModelDetails:
         licence=_text(header, "general.license"),
         equals=_text(header, ENLARGED_FROM),
         sampling=recommended_sampling(header),
+        chats=TEMPLATE in header.metadata,
         experts=_experts(header),
         head=_head(header) if is_head(header) else None,
         own_layers=_own_layers(header),
