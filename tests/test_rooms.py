@@ -214,9 +214,9 @@ def test_a_module_of_more_than_400_lines_says_why() -> None:
 
 MOST_LINES = {
     "batch": 525,
-    "bench": 1360,
+    "bench": 1375,
     "chat": 1910,
-    "cli": 4600,
+    "cli": 4620,
     "completions": 4880,
     "concurrency": 600,
     "diagnosis": 480,

@@ -92,6 +92,29 @@ class BenchReport:
         """The report as JSON values, with every run."""
         return asdict(self) | {"reference": self.reference}
 
+    def shared(self) -> dict[str, Any]:
+        """Machine, disk, model, limits and speeds, for others to compare; no paths and no texts."""
+        return {
+            "edgespec": self.versions["edgespec"],
+            **asdict(self.machine),
+            "disk_bytes_per_s": round(self.raw_bytes_per_s.median),
+            "model": self.target.file,
+            "model_bytes": self.target.size_bytes,
+            "drafts": [draft.file for draft in self.drafts],
+            "limits": asdict(self.limits),
+            "tokens": self.n_tokens,
+            "modes": {
+                mode.name: {
+                    "tokens_per_s": round(mode.tokens_per_s.median, 3),
+                    "ratio": round(mode.ratio.median, 2) if mode.ratio else None,
+                    "reference": mode.reference,
+                    "tokens_per_pass": round(mode.tokens_per_pass, 2),
+                    "peak_bytes": mode.peak_bytes,
+                }
+                for mode in self.modes
+            },
+        }
+
 
 def this_machine(n_threads: int) -> MeasuredMachine:
     """A description of this machine."""

@@ -183,11 +183,14 @@ def test_a_small_bench_from_end_to_end(tmp_path: Path, unenlarged: None, capsys)
     pytest.importorskip("llama_cpp")
     words = "--memory-budget auto --modes mmap,auto -n 4 --quick --temp 0.8 -t 1"
     data = tmp_path / "a.json"
-    assert command_line.main(["bench", *words.split(), "--json", str(data)]) == 0
+    assert command_line.main(["bench", *words.split(), "--json", str(data), "--share"]) == 0
     out, err = capsys.readouterr()
-    assert "nothing was limited" in out
+    assert "nothing was limited" in err
     assert "[5/5]" in err
-    content = json.loads(data.read_text())
+    content, shared = json.loads(data.read_text()), json.loads(out)
+    assert shared["model_bytes"] == content["target"]["size_bytes"]
+    assert list(shared["modes"]) == [mode["name"] for mode in content["modes"]]
+    assert str(tmp_path) not in out
     names = ["mmap", "auto", "mmap @0.8", "auto @0.8"]
     assert [mode["name"] for mode in content["modes"]] == names
     assert [mode["temperature"] for mode in content["modes"]] == [0, 0, 0.8, 0.8]

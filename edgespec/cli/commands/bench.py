@@ -119,6 +119,7 @@ def add_to(parser: ArgumentParser) -> None:
         nargs="?",
         const="-",
     )
+    groups.flag(output, "--share", "one line of JSON that may be posted; the table on stderr")
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
@@ -129,10 +130,12 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         check_output(Path(json_name))
     report = measure(args, settings, console)
     lines = "\n".join(table.summary(report).lines(console.width))
-    if json_name == STDOUT:
+    if json_name == STDOUT or "share" in args:
         console.note(lines)
     else:
         console.write("\n" + lines)
+    if "share" in args:
+        write_json(STDOUT, report.shared())
     if json_name is not None:
         write_json(json_name, report.as_dict())
     if report.failures:
