@@ -17,7 +17,8 @@ from edgespec.memory.division import plan_models
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.memory.pinning import SegmentSize
-from edgespec.session.strategy import Speed, Strategy, own_drafts
+from edgespec.session import strategy
+from edgespec.session.strategy import Speed, Strategy
 
 MXFP4 = "MXFP4"
 BITS = {
@@ -162,7 +163,7 @@ def what_if(
     weights = _Weights.of(model)
     speed = Speed(disk_bytes_per_s, n_threads)
     plan = plan_models(budget_bytes, PROCESS_BYTES, weights.needs(ctx_size))
-    alone_s = speed.alone(plan, weights.used_bytes).seconds
+    alone_s = 1 / strategy.alone(plan, weights.used_bytes).rates(speed)[0]
     n_batches = -(-PROMPT_TOKENS // plan.batch_size)
     reading_s = n_batches * plan.expected_bytes(plan.batch_size) / disk_bytes_per_s
     operations = 2 * (8 * weights.used_bytes / weights.bits) * PROMPT_TOKENS
@@ -170,10 +171,12 @@ def what_if(
         Drafted(
             RELATIVE if one.draft == RELATIVE else "-md self",
             one.draft_bytes,
-            one.tokens,
-            (1 / one.rates[0], 1 / one.rates[1]),
+            one.guessing.tokens,
+            (1 / low, 1 / high),
         )
         for one in _drafts(weights, plan, speed)
+        if one.guessing
+        for low, high in [one.rates(speed)]
     )
     return WhatIf(
         model=model,
@@ -195,12 +198,14 @@ def _drafts(weights: _Weights, plan: MemoryPlan, speed: Speed) -> list[Strategy]
     """
     if weights.shape.n_experts:
         return []
-    relative = speed.drafted(plan, weights.used_bytes, RELATIVE, RELATIVE_BYTES)
+    relative = strategy.beside(plan, weights.used_bytes, RELATIVE, RELATIVE_BYTES)
     is_small = RELATIVE_SHARE * weights.nbytes > RELATIVE_BYTES
     fits = plan.paged and plan.smallest_bytes + relative.draft_bytes <= plan.budget_bytes
-    can_be_trimmed = not weights.shape.state_bytes
-    own = own_drafts(plan, weights.used_bytes, weights.trimmed_bytes, speed)[:can_be_trimmed]
-    return [*[relative] * (is_small and fits), *own]
+    found = [relative] * (is_small and fits)
+    if not weights.shape.state_bytes:  # otherwise none can be made
+        own = strategy.own_drafts(plan, weights.used_bytes, weights.trimmed_bytes)
+        found += filter(None, [strategy.choose(own, speed)])
+    return found
 
 
 @dataclass(frozen=True, slots=True)

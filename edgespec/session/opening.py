@@ -23,10 +23,10 @@ from edgespec.memory import heap, process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import LanguageModel, Progress
-from edgespec.session import pairing
+from edgespec.session import pairing, strategy
 from edgespec.session.given import checked
 from edgespec.session.prepared_models import PreparedModels
-from edgespec.session.strategy import USUAL_THREADS, Speed, is_as_fast, texts_at_once
+from edgespec.session.strategy import USUAL_THREADS, Speed, Strategy, is_as_fast, texts_at_once
 from edgespec.settings import arguments
 from edgespec.settings.config import DEFAULT_CTX_SIZE, LoadFields, LoadSettings
 from edgespec.settings.units import format_size
@@ -278,10 +278,9 @@ class _Opening(Closeable):
         target, draft = models.target, models.prepared[1].info
         alone = models.divided([target.needs()])  # with buffers for guesses
         speed = Speed(disk, target.info.n_threads or USUAL_THREADS)
-        with_draft = speed.paired(paired, target.info.size_bytes, draft.size_bytes)
-        looks_up = models.engine_settings.lookup is None
-        without = speed.alone(alone, target.info.size_bytes, looks_up)
-        gain = without.speedup(with_draft)[0]
+        nbytes, looks_up = target.info.size_bytes, models.engine_settings.lookup is None
+        with_draft = Strategy(paired, nbytes, strategy.USUAL, file_bytes=draft.size_bytes)
+        gain = strategy.alone(alone, nbytes, looks_up).speedup(with_draft, speed)[0]
         if gain <= 1 or (gain < pairing.MIN_GAIN and not settings.optional_draft):
             return paired
         note = pairing.note_on_worth(self._draft_name, paired, alone, gain)

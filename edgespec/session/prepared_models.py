@@ -117,7 +117,12 @@ class PreparedModels(Closeable):
             from edgespec.engine.sources import drawing  # noqa: F401
         heap.trim_heap_top()  # contexts created for measuring are rows of their own
         speed = Speed(n_threads=settings.threads or process.usable_cores())
-        choose = partial(speed.best_plan, n_texts=self.n_parallel, may_look_up=self._may_look_up)
+        choose = partial(
+            strategy.best_plan,
+            speed=speed,
+            n_texts=self.n_parallel,
+            may_look_up=self._may_look_up,
+        )
         try:
             return plan_models(
                 self.budget_bytes,

@@ -32,6 +32,7 @@ FURTHER_ROW_COST = 0.5
 Q4_K with AVX2."""
 LARGER_TREE_COST = 0.02
 """Largest share of the rate that a plan loses for larger trees, which few texts need."""
+MIN_S = 1e-9
 MIN_SPEEDUP = 1.1
 """Least expected speedup for which a draft is made: it takes disk space and minutes."""
 
@@ -47,6 +48,7 @@ class Guessing(NamedTuple):
     """Time to compute the rows of its passes, relative to one row."""
 
 
+ALONE = Guessing((1.0, 1.0), 0, 1.0)
 LOOKUPS = Guessing((1.05, 1.2), 0, 1.0)
 """A target that pages alone: text that repeats nothing yields 1.05 to 1.2 tokens a pass
 (Qwen2.5-Coder-1.5B)."""
@@ -80,44 +82,6 @@ target."""
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
-    """A way to write a text, and the seconds of its rounds."""
-
-    tokens: tuple[float, float]
-    """Tokens per pass in conversation, and on code."""
-    read_s: float
-    compute_s: float
-    rest_s: float = 0.0
-    """Seconds of a round outside its pass."""
-    draft: str = ""
-    """Kind of draft."""
-    draft_bytes: int = 0
-    """Memory that it takes."""
-    file_bytes: int = 0
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of a round."""
-        return max(self.read_s, self.compute_s) + self.rest_s
-
-    @property
-    def rates(self) -> tuple[float, float]:
-        """Tokens per second in conversation, and on code."""
-        seconds = max(self.seconds, 1e-9)
-        return self.tokens[0] / seconds, self.tokens[1] / seconds
-
-    def speedup(self, other: Strategy) -> tuple[float, float]:
-        """Tokens per second relative to another candidate."""
-        mine, others = self.rates, other.rates
-        return mine[0] / others[0], mine[1] / others[1]
-
-
-def choose(candidates: Iterable[Strategy]) -> list[Strategy]:
-    """The candidates, fastest first."""
-    return sorted(candidates, key=lambda candidate: -sum(candidate.rates))
-
-
-@dataclass(frozen=True, slots=True)
 class Speed:
     """Bytes that a machine reads and multiplies per second."""
 
@@ -128,82 +92,68 @@ class Speed:
         """Seconds of multiplying so many weights."""
         return nbytes / (bytes_per_s * min(self.n_threads, MOST_THREADS) / USUAL_THREADS)
 
-    def rate(self, plan: MemoryPlan, n_texts: int = 1) -> float:
-        """Expected tokens per second of the best round with `n_texts` texts under `plan`."""
-        n_guesses = np.arange(max(1, plan.max_nodes - n_texts + 1), dtype=np.float64)
-        used_bytes = sum(segment.nbytes for segment in plan.segments)
-        if plan.experts is not None:
-            used_bytes += int(plan.experts.used_share * plan.experts.room_bytes)
-        row_s = self.compute_s(used_bytes)
-        prices = prices_of(plan, self.disk_bytes_per_s, row_s)
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A way to write texts under a plan."""
+
+    plan: MemoryPlan
+    weight_bytes: int = 0
+    """Weights that a pass over one token computes with."""
+    guessing: Guessing | None = None
+    """Rounds with one kind of guesses; None for trees of the best size."""
+    n_texts: int = 1
+    """Texts that are written at once."""
+    draft: str = ""
+    """Kind of draft."""
+    draft_bytes: int = 0
+    """Memory that it takes beside the plan."""
+    file_bytes: int = 0
+    saved_share: float = 0.0
+    """Share of a pinned weight's memory that a draft's copy of it has had."""
+
+    def rates(self, speed: Speed) -> tuple[float, float]:
+        """Tokens per second in conversation, and on code."""
+        if self.guessing is None:
+            best = self._best_tree(speed)
+            return (best.tokens / max(best.seconds, MIN_S),) * 2
+        low, high = self.guessing.tokens
+        seconds = max(self._seconds(self.guessing, speed), MIN_S)
+        return low / seconds, high / seconds
+
+    def speedup(self, other: Strategy, speed: Speed) -> tuple[float, float]:
+        """Tokens per second relative to another candidate."""
+        mine, others = self.rates(speed), other.rates(speed)
+        return mine[0] / others[0], mine[1] / others[1]
+
+    def _seconds(self, guessing: Guessing, speed: Speed) -> float:
+        """Seconds of a round. A draft beside the plan has memory of pinned weights."""
+        plan, weight_bytes = self.plan, self.weight_bytes
+        read_bytes = plan.bytes_per_pass
+        if plan.paged and self.draft_bytes:
+            pinned_bytes = max(0, weight_bytes - read_bytes - self.draft_bytes)
+            read_bytes = max(0, weight_bytes - int(pinned_bytes / (1 - self.saved_share)))
+        rows_cost = guessing.rows_cost / (1 if plan.paged else PAGED_COST)
+        pass_s = max(read_bytes / speed.disk_bytes_per_s, rows_cost * speed.compute_s(weight_bytes))
+        return pass_s + guessing.n_steps * speed.compute_s(self.file_bytes, DRAFT_BYTES_PER_S)
+
+    def _best_tree(self, speed: Speed) -> Point:
+        """The best round with trees; those of a resident target are of usual size."""
+        plan, n_texts = self.plan, self.n_texts
+        n_most = plan.max_nodes if plan.paged else min(plan.max_nodes, n_texts + USUAL_DRAFT_MAX)
+        n_guesses = np.arange(max(1, n_most - n_texts + 1), dtype=np.float64)
+        row_s = speed.compute_s(self.weight_bytes or _used_bytes(plan))
+        prices = prices_of(plan, speed.disk_bytes_per_s, row_s)
         prices.put(len(n_guesses), row_s * (1 + (len(n_guesses) - 1) * FURTHER_ROW_COST))
-        best = prices.best(n_texts * theory.tree_tokens(n_guesses / n_texts))
-        return best.tokens / max(best.seconds, 1e-9)
+        return prices.best(n_texts * theory.tree_tokens(n_guesses / n_texts))
 
-    def best_plan(
-        self, plans: Sequence[MemoryPlan], n_texts: int = 1, may_look_up: bool = False
-    ) -> MemoryPlan:
-        """The plan for the largest trees that has about the highest rate, of plans that differ in
-        `max_nodes`.
 
-        A resident target reads nothing, so its trees are small: the default size is enough. A
-        target that `may_look_up` guesses from its text if it pages and passes read little more.
-        """
-        if may_look_up:
-            alone, *plans = sorted(plans, key=lambda plan: plan.max_nodes)
-            most_bytes = LOOKUPS.tokens[0] * alone.streamed_read_bytes
-            plans = [one for one in plans if alone.paged and one.streamed_read_bytes <= most_bytes]
-            plans = plans or [alone]
-        resident = sorted((one for one in plans if not one.paged), key=lambda one: one.max_nodes)
-        if resident:
-            usual = [plan for plan in resident if plan.max_nodes <= 1 + USUAL_DRAFT_MAX]
-            return (usual or resident[:1])[-1]
-        rates = [self.rate(plan, n_texts) for plan in plans]
-        least = (1 - LARGER_TREE_COST) * max(rates)
-        good = [plan for plan, rate in zip(plans, rates, strict=True) if rate >= least]
-        return max(good, key=lambda plan: plan.max_nodes)
-
-    def alone(self, plan: MemoryPlan, weight_bytes: int, looks_up: bool = False) -> Strategy:
-        """A target without a draft, whose passes compute with `weight_bytes`, and which guesses
-        from its text if it `looks_up` and pages."""
-        tokens = LOOKUPS.tokens if looks_up and plan.paged else (1.0, 1.0)
-        computing_s = self.compute_s(weight_bytes / (1 if plan.paged else PAGED_COST))
-        return Strategy(tokens, plan.bytes_per_pass / self.disk_bytes_per_s, computing_s)
-
-    def paired(self, plan: MemoryPlan, weight_bytes: int, draft_bytes: int) -> Strategy:
-        """A target with a usual draft under the plan of both."""
-        read_s = plan.bytes_per_pass / self.disk_bytes_per_s
-        return self._guessing(USUAL, read_s, weight_bytes, draft_bytes)
-
-    def _guessing(
-        self, guessing: Guessing, read_s: float, weight_bytes: int, file_bytes: int
-    ) -> Strategy:
-        compute_s = guessing.rows_cost * self.compute_s(weight_bytes)
-        steps_s = guessing.n_steps * self.compute_s(file_bytes, DRAFT_BYTES_PER_S)
-        return Strategy(guessing.tokens, read_s, compute_s, steps_s)
-
-    def drafted(
-        self,
-        plan: MemoryPlan,
-        weight_bytes: int,
-        draft: str,
-        file_bytes: int,
-        guessing: Guessing = USUAL,
-        is_copy: bool = False,
-    ) -> Strategy:
-        """The target with a draft of `file_bytes`, whose memory weights pinned under the `plan`
-        without it give up.
-
-        Where a draft is a copy of the target's weights, what stays pinned needs none, which pins
-        more.
-        """
-        draft_bytes = file_bytes + buffer_bytes(plan)
-        pinned_bytes = max(0, weight_bytes - plan.bytes_per_pass - draft_bytes)
-        saved_share = min(MAX_SAVED_SHARE, is_copy * file_bytes / weight_bytes)
-        read_bytes = max(0, weight_bytes - int(pinned_bytes / (1 - saved_share)))
-        read_s = read_bytes / self.disk_bytes_per_s if plan.paged else 0.0
-        found = self._guessing(guessing, read_s, weight_bytes, file_bytes)
-        return replace(found, draft=draft, draft_bytes=draft_bytes, file_bytes=file_bytes)
+def choose(candidates: Iterable[Strategy], speed: Speed, loss: float = 0.0) -> Strategy | None:
+    """The first candidate that loses at most a share of `loss` of the highest rate in conversation;
+    None if there is no candidate."""
+    rated = [(one.rates(speed)[0], one) for one in candidates]
+    least = (1 - loss) * max((rate for rate, _ in rated), default=0.0)
+    return next((one for rate, one in rated if rate >= least), None)
 
 
 def buffer_bytes(plan: MemoryPlan) -> int:
@@ -218,25 +168,40 @@ def buffer_bytes(plan: MemoryPlan) -> int:
     return fixed_bytes + kv_bytes + min(MAX_LOGITS_BYTES, logits_bytes)
 
 
-# Drafts made from the target
+# Candidates
+
+
+def alone(plan: MemoryPlan, weight_bytes: int, looks_up: bool = False) -> Strategy:
+    """A target without a draft, which guesses from its text if it `looks_up` and pages."""
+    return Strategy(plan, weight_bytes, LOOKUPS if looks_up and plan.paged else ALONE)
+
+
+def beside(plan: MemoryPlan, weight_bytes: int, draft: str, file_bytes: int) -> Strategy:
+    """The target with a usual draft, for which weights pinned under the `plan` give memory up."""
+    draft_bytes = file_bytes + buffer_bytes(plan)
+    return Strategy(plan, weight_bytes, USUAL, 1, draft, draft_bytes, file_bytes)
 
 
 def own_drafts(
-    plan: MemoryPlan, weight_bytes: int, trimmed_bytes: Callable[[float], int], speed: Speed
+    plan: MemoryPlan, weight_bytes: int, trimmed_bytes: Callable[[float], int]
 ) -> list[Strategy]:
-    """Drafts made from a target that fit beside it under its `plan` without one, fastest first.
+    """Drafts made from a target that fit beside it under its `plan` without one.
 
-    `trimmed_bytes` gives the size of a draft with so many bits per weight.
+    `trimmed_bytes` gives the size of a draft with so many bits per weight. What a copy is made of
+    needs none where it stays pinned, which pins more.
     """
     if not plan.paged or not weight_bytes:
         return []
     made = (
-        speed.drafted(plan, weight_bytes, one.kind, nbytes, one.guessing, is_copy=True)
+        replace(
+            beside(plan, weight_bytes, one.kind, nbytes),
+            guessing=one.guessing,
+            saved_share=min(MAX_SAVED_SHARE, nbytes / weight_bytes),
+        )
         for one in COARSENESSES
         if (nbytes := trimmed_bytes(one.bits))
     )
-    room_bytes = plan.budget_bytes - plan.smallest_bytes
-    return choose(one for one in made if one.draft_bytes <= room_bytes)
+    return [one for one in made if one.draft_bytes <= plan.budget_bytes - plan.smallest_bytes]
 
 
 def own_draft(
@@ -247,13 +212,12 @@ def own_draft(
 ) -> tuple[Strategy, tuple[float, float]] | None:
     """The fastest draft made from a target under its `plan`, and its speedup; None if none is worth
     making: on code, or where it is promised also in conversation."""
-    speed, weight_bytes = Speed(disk_bytes_per_s), sum(one.nbytes for one in plan.segments)
-    needed = min if is_promised else max
-    for best in own_drafts(plan, weight_bytes, trimmed_bytes, speed)[:1]:
-        speedup = best.speedup(speed.alone(plan, weight_bytes))
-        if needed(speedup) >= MIN_SPEEDUP:
-            return best, speedup
-    return None
+    speed, weight_bytes = Speed(disk_bytes_per_s), _used_bytes(plan)
+    best = choose(own_drafts(plan, weight_bytes, trimmed_bytes), speed)
+    if best is None:
+        return None
+    speedup = best.speedup(alone(plan, weight_bytes), speed)
+    return (best, speedup) if (min if is_promised else max)(speedup) >= MIN_SPEEDUP else None
 
 
 def hint(
@@ -278,6 +242,14 @@ def hint(
 # Sizes of trees
 
 
+def _used_bytes(plan: MemoryPlan) -> int:
+    """Weights that a pass over one token of a paged target computes with."""
+    used_bytes = sum(segment.nbytes for segment in plan.segments)
+    if plan.experts is not None:
+        used_bytes += int(plan.experts.used_share * plan.experts.room_bytes)
+    return used_bytes
+
+
 def prices_of(plan: MemoryPlan, disk_bytes_per_s: float | None, compute_s: float = 0.0) -> Prices:
     """Prices of passes under `plan` that read from a disk of this speed and compute one row in
     `compute_s`; 0 means unknown."""
@@ -298,6 +270,28 @@ def best_tree(plan: MemoryPlan, disk_bytes_per_s: float) -> Point:
     """The best round with a typical draft where only reads take time."""
     tokens = theory.tree_tokens(np.arange(plan.max_nodes, dtype=np.float64))
     return prices_of(plan, disk_bytes_per_s).best(tokens)
+
+
+def best_plan(
+    plans: Sequence[MemoryPlan], speed: Speed, n_texts: int = 1, may_look_up: bool = False
+) -> MemoryPlan:
+    """The plan for the largest trees that has about the highest rate, of plans that differ in
+    `max_nodes`; a resident target has none larger than usual.
+
+    A target that `may_look_up` guesses from its text if it pages and passes read little more.
+    """
+    few_first = sorted(plans, key=lambda one: one.max_nodes)
+    least, guess = few_first[0], LOOKUPS if may_look_up else None
+    ordered = [one for one in few_first if not one.paged]
+    ordered += [one for one in reversed(few_first) if one.paged]
+    if may_look_up:
+        ordered = [one for one in ordered if one.paged and one is not least]
+    best = choose((Strategy(one, 0, guess, n_texts) for one in ordered), speed, LARGER_TREE_COST)
+    if may_look_up:
+        without = Strategy(least, 0, ALONE, n_texts)
+        best = choose([best, without] if best and least.paged else [without], speed)
+    assert best is not None
+    return best.plan
 
 
 # Texts at once
@@ -325,10 +319,9 @@ def texts_at_once(
 ) -> MemoryPlan | None:
     """The plan with the best `n_parallel`, of those by number of texts; None if there is none.
 
-    It is the largest that keeps all weights in memory, otherwise that with most tokens a second of
-    all texts; or with `keeps_one_text_fast` the largest under which a text that is alone is about
-    as fast as under the plan for one. Models whose prompts would round otherwise beside other texts
-    write one at a time.
+    It has most tokens a second of all texts; or with `keeps_one_text_fast` it is the largest under
+    which a text that is alone is about as fast as under the plan for one. Models whose prompts
+    would round otherwise beside other texts write one at a time.
     """
     alone = planned_for(1)
     if alone is None or not alone.text_bytes or alone.texts_alter_prompts:
@@ -337,6 +330,6 @@ def texts_at_once(
         tried = (planned_for(n) for n in AUTO_TEXTS[:0:-1])
         return next((plan for plan in tried if plan and is_as_fast(plan, alone)), alone)
     more = takewhile(lambda one: one is not None, map(planned_for, AUTO_TEXTS[1:]))
-    plans = [alone, *filter(None, more)]
-    resident = [plan for plan in plans if not plan.paged]
-    return resident[-1] if resident else max(plans, key=lambda one: speed.rate(one, one.n_parallel))
+    plans = (alone, *filter(None, more))
+    best = choose((Strategy(one, n_texts=one.n_parallel) for one in plans), speed)
+    return best.plan if best else None

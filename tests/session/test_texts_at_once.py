@@ -43,7 +43,7 @@ def test_the_most_texts_for_the_bytes_of_a_pass_are_chosen() -> None:
 
 
 def test_no_text_drives_weights_out_of_memory() -> None:
-    assert chosen([plan(1, 0), plan(2, 0), plan(4, 10)]) == 2
+    assert chosen([plan(1, 0), plan(2, 0), plan(4, 10 * MIB)]) == 2
 
 
 def test_places_may_cost_a_short_text_a_twentieth_of_its_reads() -> None:

@@ -12,7 +12,7 @@ from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
 from edgespec.paging.disk_speed import USUAL_BYTES_PER_S
-from edgespec.session.strategy import Speed, best_tree, prices_of
+from edgespec.session.strategy import USUAL, Speed, Strategy, alone, best_tree, prices_of
 from edgespec.theory import tree_tokens
 
 DISK = 100.0 * MIB
@@ -61,11 +61,17 @@ def test_rounds_that_were_measured_are_priced_as_they_were() -> None:
     assert prices.best(np.array([3.0])) == (1, 3.0, 4.0)
 
 
+def rate(
+    plan: MemoryPlan, n_texts: int = 1, disk: float = USUAL_BYTES_PER_S, n_threads: int = 2
+) -> float:
+    return Strategy(plan, n_texts=n_texts).rates(Speed(disk, n_threads))[0]
+
+
 def test_a_plan_is_worth_more_for_fewer_reads_and_for_larger_trees_that_reads_hide() -> None:
     larger = replace(DENSE, max_nodes=97)
-    assert Speed(n_threads=16).rate(larger) > Speed(n_threads=16).rate(DENSE)
-    assert Speed(n_threads=2).rate(larger) == Speed(n_threads=2).rate(DENSE)
-    assert Speed().rate(replace(DENSE, pinned=frozenset({0, 1}))) > Speed().rate(DENSE)
+    assert rate(larger, n_threads=16) > rate(DENSE, n_threads=16)
+    assert rate(larger) == rate(DENSE)
+    assert rate(replace(DENSE, pinned=frozenset({0, 1}))) > rate(DENSE)
 
 
 def test_a_plan_for_several_texts_is_worth_more_with_more_nodes() -> None:
@@ -73,8 +79,8 @@ def test_a_plan_for_several_texts_is_worth_more_with_more_nodes() -> None:
 
     def gained(n_texts: int) -> float:
         few, many = (replace(DENSE, max_nodes=n) for n in (97, 193))
-        speed = Speed(USUAL_BYTES_PER_S / 2, n_threads=16)
-        return speed.rate(many, n_texts) / speed.rate(few, n_texts)
+        machine = n_texts, USUAL_BYTES_PER_S / 2, 16
+        return rate(many, *machine) / rate(few, *machine)
 
     assert gained(1) < 1.05
     assert gained(8) > 1.1
@@ -89,10 +95,10 @@ def reading(n_layers: int) -> MemoryPlan:
     return replace(DENSE, pinned=frozenset(range(len(LAYERS) - n_layers)))
 
 
-def gain(paired: MemoryPlan, alone: MemoryPlan) -> float:
-    speed, weight_bytes = Speed(DISK), 100 * MIB
-    with_draft = speed.paired(paired, weight_bytes, HEAD_BYTES)
-    return speed.alone(alone, weight_bytes, looks_up=True).speedup(with_draft)[0]
+def gain(paired: MemoryPlan, without: MemoryPlan) -> float:
+    weight_bytes = 100 * MIB
+    with_draft = Strategy(paired, weight_bytes, USUAL, file_bytes=HEAD_BYTES)
+    return alone(without, weight_bytes, looks_up=True).speedup(with_draft, Speed(DISK))[0]
 
 
 def test_a_draft_does_not_pay_where_its_memory_makes_the_target_page() -> None:
