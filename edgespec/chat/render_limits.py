@@ -40,6 +40,12 @@ class TemplateLimitError(ModelError):
     """A template exceeds a limit of its rendering."""
 
 
+class OwnList(list[Any]):
+    """A list that a template wrote down, to which it may append until another value contains it."""
+
+    is_shared = False
+
+
 def measured(value: Any) -> tuple[int, int]:
     """Number of characters and elements in `value`, and the largest whole number in it.
 
@@ -61,6 +67,8 @@ def measured(value: Any) -> tuple[int, int]:
                     raise TemplateLimitError(f"it takes a value of more than {MAX_PARTS:,} parts")
                 for one in (*part, *part.values()) if isinstance(part, dict) else part:
                     below[id(one)] = (one, times + below.get(id(one), (None, 0))[1])
+                    if isinstance(one, OwnList):
+                        one.is_shared = True
         if not below:
             return size + n_parts, largest
         level = below
@@ -103,6 +111,12 @@ class RenderingLimits:
         else:
             self.check_time()
         return value
+
+    def appending(self, own: OwnList, values: Sequence[Any]) -> None:
+        """Count values that are about to be appended, which no other value may multiply."""
+        if own.is_shared or not all(isinstance(one, str | int) for one in values):
+            raise TemplateLimitError("it appends to a list that another value contains, or a list")
+        self.write(ELEMENT_CHARACTERS + measured(values)[0])
 
     def growing(self, name: str, subject: Any, arguments: Sequence[Any]) -> None:
         """Check the size that an operator, method or filter may give, before it is computed."""

@@ -21,7 +21,7 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from edgespec.chat.render_limits import RenderingLimits, TemplateLimitError
+from edgespec.chat.render_limits import OwnList, RenderingLimits, TemplateLimitError
 
 _SLOW_FILTERS = ("striptags", "urlize", "wordwrap")
 """Filters for web pages whose time grows with the square of a text."""
@@ -36,7 +36,10 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self, limits: RenderingLimits) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_GenerationBlocks, loopcontrols],
+            optimized=False,  # constants would be written past `_LimitedCode`
         )
         self.limits = limits
         self.code_generator_class = _LimitedCode
@@ -54,6 +57,10 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             "raise_exception": raise_exception,
             "strftime_now": strftime_now,
         }
+
+    def listed(self, values: list[Any]) -> OwnList:
+        """The list of an expression, counted."""
+        return self.limits.made(OwnList(values))
 
     def join(self, pieces: Iterable[Any]) -> str:
         """Join the pieces, and count them."""
@@ -83,6 +90,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return text.encode(errors="backslashreplace").decode()
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if isinstance(obj, OwnList) and attr in ("append", "pop"):
+            return True
         return attr not in _GROWING_METHODS and super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -99,6 +108,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
                 self.limits.made((*args, kwargs))
             return super().call(context, call, *args, **kwargs)
         name, subject = getattr(call, "__name__", ""), getattr(call, "__self__", None)
+        if isinstance(subject, OwnList) and name == "append":
+            self.limits.appending(subject, args)
         bound = self._bound(name, subject, functools.partial(super().call, context, call))
         return bound(*args, **kwargs)
 
@@ -162,7 +173,8 @@ class _LimitedCode(CodeGenerator):
         is_part = isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
         is_made = is_part or isinstance(node, nodes.List | nodes.Tuple | nodes.Dict | nodes.Compare)
         if is_made and getattr(node, "ctx", "load") == "load":
-            self.write("environment.limits.made(")
+            is_list = isinstance(node, nodes.List)
+            self.write(f"environment.{'listed' if is_list else 'limits.made'}(")
             super().visit(node, *args, **kwargs)
             self.write(")")
         else:

@@ -167,6 +167,31 @@ def test_what_grows_by_many_arguments_is_stopped_before_it_does(source):
         render(source)
 
 
+def test_a_list_that_a_template_wrote_may_grow_and_shrink():
+    """Kimi K2's templates keep the ids of calls so, until results come."""
+    source = (
+        "{% set ns = namespace(ids=[]) %}{% set _ = ns.ids.append('a') or ns.ids.append('b') %}"
+    )
+    assert render(source + "{{ ns.ids }}{{ ns.ids.pop(0) }}{{ ns.ids }}") == "['a', 'b']a['b']"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set l = [] %}{% set many = [l] * 900000 %}{{ l.append(1) }}",
+        "{% set l = [] %}{% set late = l.append %}{% set many = (l, l) %}{{ late(1) }}",
+        "{% set l = [] %}{{ l.append(l) }}",
+        "{% set l = [] %}{{ l.append([1]) }}",
+        "{% set l = [] %}{% set a = 'a' * 900000 %}{% for i in range(90) %}"
+        "{% set _ = l.append(a) %}{% endfor %}",
+        "{% set l = [1] %}{% for i in l %}{% set _ = l.append('a' * 9000) %}{% endfor %}",
+    ],
+)
+def test_no_value_grows_without_end_by_its_parts(source):
+    with pytest.raises(ModelError, match="was stopped"):
+        render(source)
+
+
 def test_loops_in_an_expression_are_stopped_in_time():
     template = ChatTemplate("{{ range(9999) | select('in', range(99999) | list | sort) | list }}")
     template._limits._max_seconds = 0.05

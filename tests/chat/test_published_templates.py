@@ -20,7 +20,7 @@ from typing import Any
 import jinja2
 import pytest
 from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import SandboxedEnvironment
 
 from edgespec.chat import sandbox
 from edgespec.chat.template import ChatTemplate
@@ -94,8 +94,8 @@ def ours(templates: Mapping[str, str]) -> Mapping[str, ChatTemplate]:
 
 @pytest.fixture(scope="module")
 def plain(templates: Mapping[str, str]) -> Mapping[str, jinja2.Template]:
-    """The templates in an environment as that of transformers."""
-    environment = ImmutableSandboxedEnvironment(
+    """The templates in an environment as that of transformers, where lists may grow."""
+    environment = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
     )
     environment.filters["tojson"] = tojson
