@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, reduce
 from types import MappingProxyType
 from typing import Any
 
@@ -22,9 +22,10 @@ Turn = dict[str, Any]
 """A validated message."""
 Render = Callable[[Sequence[Turn], Sequence[Mapping[str, Any]] | None], str]
 """Renders a conversation with tools; raises ModelError."""
+Change = Callable[[Sequence[Turn]], list[Turn]]
+"""Returns a conversation in another form."""
 
 _USER, _SYSTEM, _CALLED = "edgespec asks", "edgespec is asked", "edgespec_called"
-_CALL = {"name": _CALLED, "arguments": CallArguments({}, "{}")}
 _SYSTEMS = ("system", "developer")
 _REASONING = ("reasoning", "thinking", "thought", "reasoning_text")
 """Names of a turn's reasoning in templates that do not read `reasoning_content`."""
@@ -39,143 +40,84 @@ _TOOL = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A small conversation, and the texts of it that a template has to show."""
+
+    texts: Sequence[str]
+    turns: Sequence[Turn]
+
+
 class ShownContent:
-    """Facts about what a template shows; each is found by rendering, when it is asked for."""
+    """Conversations in the form that a template shows, which small ones find out once."""
 
     def __init__(self, render: Render, source: str) -> None:
         self._render = render
-        self._source = source
-        self._systems_shown: dict[tuple[str, ...], bool] = {}
+        self._renames = "reasoning_content" not in source
+        self._is_needed: dict[tuple[Change, str], bool] = {}
 
     @cached_property
     def shows_messages(self) -> bool:
         """True if a user's message is shown; also if a lone message is refused."""
         try:
-            return self.reads_only_parts or self._shows(_USER, [_turn("user", _USER)]) is not False
+            return self._shows(_Trial([_USER], self.adapted(_ASKED))) is not False
         except TemplateLimitError:
             return True
 
     @cached_property
-    def reads_only_parts(self) -> bool:
+    def _reads_only_parts(self) -> bool:
         """True if content is shown as a list of parts, but not as a string."""
-        alone = [_turn("user", _USER)]
-        talks = [alone, [_turn("system", _SYSTEM), *alone]]
-        if any(self._shows(_USER, talk) for talk in talks):
-            return False
-        return any(self._shows(_USER, _in_parts(talk)) for talk in talks)
-
-    @cached_property
-    def has_system(self) -> bool:
-        """False if system messages are refused or left out where a user's message is shown."""
-        alone = [_turn("user", _USER)]
-        talks = [[_turn("system", _SYSTEM), *alone], alone]
-        if self.reads_only_parts:
-            talks = [_in_parts(talk) for talk in talks]
-        return bool(self._shows(_SYSTEM, talks[0]) or not self._shows(_USER, talks[1]))
-
-    @cached_property
-    def calls_need_null(self) -> bool:
-        """True if calls are shown beside content that is null, but not beside an empty string."""
-        calls = [{"id": "edgespec1", "type": "function", "function": _CALL}]
-        asked, told = _turn("user", _USER), _turn("tool", _USER) | {"tool_call_id": "edgespec1"}
-
-        def shows_call(content: str | None) -> bool | None:
-            calling = {"role": "assistant", "content": content, "tool_calls": calls}
-            return self._shows(_CALLED, [asked, calling, told])
-
-        return not shows_call("") and bool(shows_call(None))
-
-    @cached_property
-    def calls_need_short_ids(self) -> bool:
-        """True if ids of calls must have nine letters and digits, as Mistral's do."""
-        return bool(self._shows_calls(["edgespec1"]) and not self._shows_calls(["call_edgespec01"]))
-
-    @cached_property
-    def takes_one_call(self) -> bool:
-        """True if a turn with two calls is refused, or only the first is shown."""
-        ids = ["edgespec1", "edgespec2"]
-        return bool(self._shows_calls(ids[:1]) and not self._shows_calls(ids))
-
-    @cached_property
-    def reasons_without_text(self) -> bool:
-        """True if a call's reasoning is refused beside text."""
-        turn = {"reasoning_content": _SYSTEM}
-        return bool(
-            self._shows_calls(["edgespec1"], **turn)
-            and not self._shows_calls(["edgespec1"], content=_SYSTEM, **turn)
+        talks = [_ASKED, [_turn("system", _SYSTEM), *_ASKED]]
+        return not any(self._shows(_Trial([_USER], talk)) for talk in talks) and any(
+            self._shows(_Trial([_USER], _in_parts(talk))) for talk in talks
         )
-
-    def _shows_calls(self, ids: Sequence[str], **fields: Any) -> bool | None:
-        """True if calls with these ids are shown, each under a name of its own."""
-        names = [f"{_CALLED}_{number}" for number in range(len(ids))]
-        calls = [
-            {
-                "id": one,
-                "type": "function",
-                "function": {"name": name, "arguments": CallArguments({}, "{}")},
-            }
-            for one, name in zip(ids, names, strict=True)
-        ]
-        calling = {"role": "assistant", "content": None if self.calls_need_null else ""}
-        told = [_turn("tool", _USER) | {"tool_call_id": one, "name": _CALLED} for one in ids]
-        turns = [_turn("user", _USER), calling | {"tool_calls": calls} | fields, *told]
-        turns = _renamed_reasoning(turns, self._source)
-        return self._shows(names[-1], _in_parts(turns) if self.reads_only_parts else turns)
-
-    def _shows_systems(self, roles: tuple[str, ...]) -> bool:
-        """True if several system messages are shown where the turns have these roles."""
-        turns = [_turn(role, f"{_SYSTEM}.{place}.") for place, role in enumerate(roles)]
-        texts = [turn["content"] for turn in turns if turn["role"] in _SYSTEMS]
-        if roles not in self._systems_shown:
-            shown = _in_parts(turns) if self.reads_only_parts else turns
-            self._systems_shown[roles] = all(self._shows(text, shown) for text in texts)
-        return self._systems_shown[roles]
 
     def adapted(self, turns: list[Turn]) -> list[Turn]:
         """The turns in the form that the template shows."""
-        n_systems = sum(turn["role"] in _SYSTEMS for turn in turns)
-        if n_systems and not self.has_system:
-            turns = _without_system(turns)
-        elif n_systems > (turns[0]["role"] in _SYSTEMS) and not self._shows_systems(
-            _outline(turns)
-        ):
-            turns = _with_one_system(turns)
-        if any(turn.get("reasoning_content") for turn in turns):
-            joins = "reasoning_content" not in self._source and self.reasons_without_text
-            turns = _renamed_reasoning(turns, self._source, joins)
-        if any(turn.get("tool_calls") for turn in turns):
-            if self.calls_need_null:
-                turns = [
-                    turn | {"content": None} if _calls_silently(turn) else turn for turn in turns
-                ]
-            if any(len(turn.get("tool_calls", ())) > 1 for turn in turns) and self.takes_one_call:
-                turns = _one_call_each(turns)
-            if self.calls_need_short_ids:
-                turns = [_with_short_ids(turn) for turn in turns]
-        return _in_parts(turns) if self.reads_only_parts else turns
+        changes = [_each(_renamed)] if self._renames else []
+        turns = _changed(turns, changes)
+        for change, trial in _FORMS:
+            other = change(turns)
+            if other != turns and self._needs(change, trial(turns), changes):
+                changes.append(change)
+                turns = other
+        return _in_parts(turns) if self._reads_only_parts else turns
 
-    def _shows(self, text: str, conversation: Sequence[Turn]) -> bool | None:
-        """True if `text` is in the rendered conversation; None if it is refused.
+    def _needs(self, change: Change, trial: _Trial, changes: Sequence[Change]) -> bool:
+        """True if the template shows a trial with `change` only, beside earlier `changes`."""
+        key = change, repr(trial)
+        if key not in self._is_needed:
+            before = _changed(trial.turns, changes)
+            is_shown = [
+                self._shows(_Trial(trial.texts, _in_parts(t) if self._reads_only_parts else t))
+                for t in (before, change(before))
+            ]
+            self._is_needed[key] = not is_shown[0] and bool(is_shown[1])
+        return self._is_needed[key]
+
+    def _shows(self, trial: _Trial) -> bool | None:
+        """True if the texts are in the rendered conversation; None if it is refused.
 
         Some templates render nothing without tools. Raises TemplateLimitError for a template that
         is stopped.
         """
         for tools in (None, [_TOOL]):
             try:
-                return text in self._render(conversation, tools).lower()
+                rendered = self._render(trial.turns, tools).lower()
             except TemplateLimitError:
                 raise
             except ModelError:
                 continue
+            return all(text in rendered for text in trial.texts)
         return None
 
 
-def _turn(role: str, content: str) -> Turn:
-    return {"role": role, "content": content}
+def _turn(role: str, content: str | None, **fields: Any) -> Turn:
+    return {"role": role, "content": content, **fields}
 
 
-def _calls_silently(turn: Turn) -> bool:
-    return bool(turn.get("tool_calls")) and not turn["content"]
+def _changed(turns: Sequence[Turn], changes: Sequence[Change]) -> list[Turn]:
+    return reduce(lambda changed, change: change(changed), changes, [*turns])
 
 
 def _in_parts(turns: Sequence[Turn]) -> list[Turn]:
@@ -218,25 +160,32 @@ def _with_one_system(turns: Sequence[Turn]) -> list[Turn]:
     """The turns with all system messages merged into one, which comes first."""
     texts = [turn["content"] for turn in turns if turn["role"] in _SYSTEMS and turn["content"]]
     others = [turn for turn in turns if turn["role"] not in _SYSTEMS]
-    return [_turn("system", "\n\n".join(texts)), *others]
-
-
-def _renamed_reasoning(turns: Sequence[Turn], source: str, joins: bool = False) -> list[Turn]:
-    """The turns with reasoning under the names that the template reads; `joins`: of a call, with
-    its text behind it."""
-    if "reasoning_content" in source:
+    if turns[0] not in others and len(others) == len(turns) - 1:
         return [*turns]
-    names = [n for n in _REASONING if re.search(rf"\.{n}\b|['\"]{n}['\"]", source)]
+    return [_turn("system", "\n\n".join(texts)), *others] if texts else others
 
-    def renamed(turn: Turn) -> Turn:
-        if not (reasoning := turn.get("reasoning_content")):
-            return turn
-        if joins and turn.get("tool_calls") and turn["content"]:
-            reasoning = f"{reasoning}\n\n{turn['content']}"
-            return turn | {"content": ""} | dict.fromkeys(names, reasoning)
-        return turn | dict.fromkeys(names, reasoning)
 
-    return [*map(renamed, turns)]
+def _each(change: Callable[[Turn], Turn]) -> Change:
+    return lambda turns: [*map(change, turns)]
+
+
+def _renamed(turn: Turn) -> Turn:
+    """The turn with its reasoning under all names that templates have for it."""
+    reasoning = turn.get("reasoning_content")
+    return turn | dict.fromkeys(_REASONING, reasoning) if reasoning else turn
+
+
+def _joined(turn: Turn) -> Turn:
+    """The turn with the text of a call behind its reasoning."""
+    if not (turn.get("tool_calls") and turn["content"] and turn.get("reasoning_content")):
+        return turn
+    names = turn.keys() & {*_REASONING}
+    return turn | {"content": ""} | {n: f"{turn[n]}\n\n{turn['content']}" for n in names}
+
+
+def _with_null(turn: Turn) -> Turn:
+    """The turn with null instead of empty content beside calls."""
+    return turn | {"content": turn["content"] or None} if turn.get("tool_calls") else turn
 
 
 def _one_call_each(turns: Sequence[Turn]) -> list[Turn]:
@@ -262,12 +211,11 @@ def _one_call_each(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def _with_short_ids(turn: Turn) -> Turn:
-    if turn.get("tool_calls"):
-        calls = [call | {"id": _short(call.get("id", ""))} for call in turn["tool_calls"]]
-        return turn | {"tool_calls": calls}
-    if turn.get("tool_call_id"):
-        return turn | {"tool_call_id": _short(turn["tool_call_id"])}
-    return turn
+    """The turn with ids of nine letters and digits, as Mistral's templates want them."""
+    if calls := turn.get("tool_calls"):
+        return turn | {"tool_calls": [c | {"id": _short(c.get("id", ""))} for c in calls]}
+    identity = turn.get("tool_call_id")
+    return turn | {"tool_call_id": _short(identity)} if identity else turn
 
 
 def _short(identity: str) -> str:
@@ -275,6 +223,39 @@ def _short(identity: str) -> str:
     if len(identity) == _ID_LENGTH and identity.isalnum():
         return identity
     return hashlib.sha256(identity.encode()).hexdigest()[:_ID_LENGTH]
+
+
+def _systems(turns: Sequence[Turn]) -> _Trial:
+    """The trial of system messages that stand where those of `turns` do."""
+    told = [_turn(role, f"{_SYSTEM}.{place}.") for place, role in enumerate(_outline(turns))]
+    return _Trial([turn["content"] for turn in told if turn["role"] in _SYSTEMS], told)
+
+
+def _calls(*ids: str, content: str = "", **fields: Any) -> _Trial:
+    """The trial of a turn that calls functions, each under a name of its own, and their results."""
+    names = [f"{_CALLED}_{place}" for place in range(len(ids))]
+    empty = CallArguments({}, "{}")
+    calls = [
+        {"id": one, "type": "function", "function": {"name": name, "arguments": empty}}
+        for one, name in zip(ids, names, strict=True)
+    ]
+    results = [_turn("tool", _USER, tool_call_id=one, name=_CALLED) for one in ids]
+    calling = _turn("assistant", content, tool_calls=calls, **fields)
+    return _Trial(names[-1:], [*_ASKED, calling, *results])
+
+
+_ASKED = [_turn("user", _USER)]
+
+
+_FORMS: Sequence[tuple[Change, Callable[[Sequence[Turn]], _Trial]]] = (
+    (_without_system, lambda _: _Trial([_SYSTEM], [_turn("system", _SYSTEM), *_ASKED])),
+    (_with_one_system, _systems),
+    (_each(_joined), lambda _: _calls("edgespec1", content=_SYSTEM, reasoning_content=_SYSTEM)),
+    (_each(_with_null), lambda _: _calls("edgespec1")),
+    (_one_call_each, lambda _: _calls("edgespec1", "edgespec2")),
+    (_each(_with_short_ids), lambda _: _calls("call_edgespec01")),
+)
+"""Other forms of conversations, which are used if the template shows a trial only so."""
 
 
 def complete_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
