@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 1375,
     "chat": 1910,
     "cli": 4620,
-    "completions": 4880,
+    "completions": 4770,
     "concurrency": 600,
     "diagnosis": 480,
     "engine": 4600,

@@ -7,20 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgespec.completions.calls import lenient, no_number
+from edgespec.grammar.schemas import pointed_to
 
 Schema = Mapping[str, Any]
 _PYTHON = {"True": True, "False": False, "None": None}
+_KINDS: tuple[tuple[type, str], ...] = (
+    *((type(None), "null"), (bool, "boolean"), (int, "integer"), (float, "number")),
+    *((str, "string"), (list, "array"), (dict, "object")),
+)
 _MAX_REFERENCES = 20
-
-
-def written(arguments: Any) -> str:
-    """The arguments as JSON text that is valid Unicode."""
-    text = json.dumps(arguments, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, which a model escaped
-        return json.dumps(arguments)
-    return text
 
 
 def typed_value(text: str, name: str, parameters: Schema | None) -> Any:
@@ -31,24 +26,24 @@ def typed_value(text: str, name: str, parameters: Schema | None) -> Any:
     """
     properties = (parameters or {}).get("properties")
     schema = properties.get(name) if isinstance(properties, Mapping) else None
-    kinds = types_of(schema, parameters or {})
-    if kinds == {"string"}:
+    kinds = types_of(schema, parameters or {}) or {"string", *(kind for _, kind in _KINDS)}
+    try:
+        if kinds == {"string"}:
+            return text
+        value = _PYTHON[text.strip()] if text.strip() in _PYTHON else _json(text, kinds)
+    except (ValueError, RecursionError):
         return text
-    if text.strip() in _PYTHON:
-        value = _PYTHON[text.strip()]
-    else:
-        try:
-            value = json.loads(text, parse_constant=no_number)
-        except (ValueError, RecursionError):
-            if not kinds or kinds & {"string"}:
-                return text
-            try:
-                value = lenient(text)
-            except ValueError:
-                return text
-    if kinds and "string" in kinds and _kind(value) not in kinds:
-        return text
-    return text if isinstance(value, str) and "string" in (kinds or {"string"}) else value
+    is_unexpected = "string" in kinds and (isinstance(value, str) or _kind(value) not in kinds)
+    return text if is_unexpected else value
+
+
+def _json(text: str, kinds: set[str]) -> Any:
+    try:
+        return json.loads(text, parse_constant=no_number)
+    except ValueError:
+        if "string" in kinds:
+            raise
+        return lenient(text)
 
 
 def types_of(schema: Any, root: Schema) -> set[str]:
@@ -57,45 +52,23 @@ def types_of(schema: Any, root: Schema) -> set[str]:
     if not isinstance(schema, Mapping):
         return set()
     kind = schema.get("type")
-    if isinstance(kind, str):
-        return {kind}
-    if isinstance(kind, list):
-        return {one for one in kind if isinstance(one, str)}
+    if isinstance(kind, str | list):
+        return {one for one in ([kind] if isinstance(kind, str) else kind) if isinstance(one, str)}
     if "const" in schema or isinstance(schema.get("enum"), list):
         return {_kind(value) for value in schema.get("enum") or [schema.get("const")]}
-    for several in ("anyOf", "oneOf"):
-        if isinstance(schema.get(several), list):
-            kinds = [types_of(one, root) for one in schema[several]]
-            return set().union(*kinds) if all(kinds) else set()
-    return set()
+    several = schema.get("anyOf", schema.get("oneOf"))
+    found = [types_of(one, root) for one in several] if isinstance(several, list) else []
+    return set().union(*found) if all(found) else set()
 
 
 def followed(schema: Any, root: Schema) -> Any:
     """The schema that a reference such as `#/$defs/City` names; None if there is none."""
     for _ in range(_MAX_REFERENCES):
-        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-        if reference is None:
+        if not isinstance(schema, Mapping) or "$ref" not in schema:
             return schema
-        schema = root if str(reference).startswith("#") else None
-        for part in str(reference).split("/")[1:]:
-            name = part.replace("~1", "/").replace("~0", "~")
-            schema = schema.get(name) if isinstance(schema, Mapping) else None
+        schema = pointed_to(root, schema["$ref"])
     return None
 
 
 def _kind(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case _:
-            return "object"
+    return next(kind for of, kind in _KINDS if isinstance(value, of))

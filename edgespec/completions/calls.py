@@ -91,6 +91,16 @@ class OpenCall:
         return character
 
 
+def written(arguments: Any) -> str:
+    """The arguments as JSON text that is valid Unicode."""
+    text = json.dumps(arguments, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which a model escaped
+        return json.dumps(arguments)
+    return text
+
+
 class UnfinishedCall(Exception):
     """A text ends before it is known whether it is a call."""
 

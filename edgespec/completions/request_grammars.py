@@ -15,11 +15,19 @@ from typing import Any
 from edgespec.chat.call_marks import BEGIN, END, KEY, KEY_END, VALUE, VALUE_END
 from edgespec.completions.argument_types import followed, types_of
 from edgespec.completions.requests import ChatRequest, RequestError, ResponseFormat
-from edgespec.completions.tool_calls import call_grammar, knows_calls
+from edgespec.completions.tool_calls import knows_calls
 from edgespec.errors import GrammarError
-from edgespec.grammar.specification import Grammar, from_gbnf, schema_rules, unchecked_schema
+from edgespec.grammar.schemas import without_annotations
+from edgespec.grammar.specification import (
+    Grammar,
+    from_gbnf,
+    json_rules,
+    schema_rules,
+    unchecked_schema,
+)
 
 Schema = Mapping[str, Any]
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,26 @@ def call_grammar_of(template: str) -> Callable[[Sequence[Mapping[str, Any]]], Gr
     if "<function=" in template and "<parameter=" in template:
         return partial(_grammar, _QWEN)
     return call_grammar
+
+
+def call_grammar(tools: Sequence[Mapping[str, Any]], is_marked: bool = True) -> Grammar:
+    """Grammar of a call of one of `tools`, by their parameter schemas: an object between marks, or
+    without them.
+
+    `tools` are in OpenAI's format. Raises GrammarError for unsupported schemas.
+    """
+    schemas: dict[str, Any] = {}
+    calls = []
+    for place, tool in enumerate(tools):
+        name = json.dumps(tool["function"]["name"], ensure_ascii=False)
+        before = json.dumps(f'{{"name": {name}, "arguments": ', ensure_ascii=False)
+        schema = without_annotations(tool["function"].get("parameters") or _NO_PARAMETERS)
+        same = (rule for rule, known in schemas.items() if known == schema)
+        rule = next(same, f"arguments{place}")
+        schemas[rule] = schema
+        calls.append(f'({before} {rule} "}}")')
+    begin, end = (_quoted(f"{BEGIN}\n"), _quoted(f"\n{END}")) if is_marked else ("", "")
+    return json_rules(schemas, f"start: {begin} call {end}\ncall: {' | '.join(calls)}\n")
 
 
 def _grammar(form: _MarkedForm, tools: Sequence[Mapping[str, Any]]) -> Grammar:

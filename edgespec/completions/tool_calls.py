@@ -1,24 +1,15 @@
 """Splits a model's answer into text and tool calls, incrementally.
 
-Calls are JSON or XML between marks, and JSON in a fence or in the text, which smaller models
-(Qwen2.5-Coder, Llama) write instead.
+Calls stand in the form of the model's family, and are JSON in a fence or in the text, which smaller
+models (Qwen2.5-Coder, Llama) write instead.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping
 
-from edgespec.chat.call_marks import BEGIN, END
-from edgespec.completions.call_reading import (
-    BEGINS,
-    FENCE,
-    FENCE_BEGIN,
-    FENCE_BEGUN,
-    CallReader,
-)
+from edgespec.chat.call_marks import BEGIN
 from edgespec.completions.calls import (
     OpenCall,
     Parameters,
@@ -27,18 +18,12 @@ from edgespec.completions.calls import (
     UnfinishedCall,
     is_json,
 )
-from edgespec.grammar.schemas import without_annotations
-from edgespec.grammar.specification import Grammar, json_rules
+from edgespec.completions.families import FENCE, FENCE_BEGIN, FENCE_BEGUN, CallReader
 
 LONG_CHARACTERS = 2_000
 """Characters held back from which on they are read again only where something is closed."""
 _CLOSING = re.compile(r"[}\]>`]")
 _QUOTES = r"`\"'\u2018\u201c\xab"
-_OPENING = re.compile(
-    rf"(?<![{_QUOTES}])(?:{'|'.join(map(re.escape, BEGINS))})"
-    rf"|{FENCE_BEGIN.pattern}|(?<![\w{_QUOTES}])[{{\[]"
-)
-"""A mark that may begin a call, or a JSON value that is not part of a word or a quotation."""
 _PROSE = re.compile(rf"(?:[\w\u2019\u201d\xbb{_QUOTES}]|[{_QUOTES}]<[^<>\s]*>)\s*\Z")
 """End of a line that goes on: JSON in it is an example."""
 _JSON = ("{", "[")
@@ -46,7 +31,6 @@ _LINE = 80
 """Most characters of a line that are looked at."""
 _IN_JSON = re.compile(r'[\[({]$|"[:,]$|[}\]\d],$')
 """End of a text behind which an object is part of a larger one, or an argument."""
-_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def knows_calls(template: str) -> bool:
@@ -54,36 +38,26 @@ def knows_calls(template: str) -> bool:
     return BEGIN in template and "]<]minimax[>[" not in template
 
 
-def call_grammar(tools: Sequence[Mapping[str, Any]], is_marked: bool = True) -> Grammar:
-    """Grammar of a call of one of `tools`, by their parameter schemas: an object between marks, or
-    without them.
-
-    `tools` are in OpenAI's format. Raises GrammarError for unsupported schemas.
-    """
-    schemas: dict[str, Any] = {}
-    calls = []
-    for place, tool in enumerate(tools):
-        name = json.dumps(tool["function"]["name"], ensure_ascii=False)
-        before = json.dumps(f'{{"name": {name}, "arguments": ', ensure_ascii=False)
-        schema = without_annotations(tool["function"].get("parameters") or _NO_PARAMETERS)
-        same = (rule for rule, known in schemas.items() if known == schema)
-        rule = next(same, f"arguments{place}")
-        schemas[rule] = schema
-        calls.append(f'({before} {rule} "}}")')
-    begin, end = (json.dumps(f"{BEGIN}\n"), json.dumps(f"\n{END}")) if is_marked else ("", "")
-    return json_rules(schemas, f"start: {begin} call {end}\ncall: {' | '.join(calls)}\n")
-
-
 class CallSplitter:
     """Splits an answer into text and calls.
 
-    `tools` are the names of callable tools, or their parameters' schemas by name. What is no call
+    `tools` are the names of callable tools, or their parameters' schemas by name; `template` is the
+    source of the chat template, without which a call may have any family's form. What is no call
     remains text.
     """
 
-    def __init__(self, tools: Collection[str] | Mapping[str, Parameters] = ()) -> None:
+    def __init__(
+        self, tools: Collection[str] | Mapping[str, Parameters] = (), template: str = ""
+    ) -> None:
         self.calls: list[ToolCall] = []
-        self._reader = CallReader(tools if isinstance(tools, Mapping) else dict.fromkeys(tools))
+        schemas = tools if isinstance(tools, Mapping) else dict.fromkeys(tools)
+        self._reader = CallReader(schemas, template)
+        marks = "|".join(map(re.escape, self._reader.begins)) or r"\b\B"
+        self._opening = re.compile(
+            rf"(?<![{_QUOTES}])(?:{marks})|{FENCE_BEGIN.pattern}|(?<![\w{_QUOTES}])[{{\[]"
+        )
+        """A mark that may begin a call, or a JSON value that is not part of a word or a
+        quotation."""
         self._held = ""
         self._drops_blanks = False
         self._end_marks: list[str] | None = None
@@ -120,7 +94,7 @@ class CallSplitter:
                 elif self._is_code:
                     decided.append(self._code(is_last))
                 else:
-                    opening = _OPENING.search(self._line + self._held, len(self._line))
+                    opening = self._opening.search(self._line + self._held, len(self._line))
                     decided.append(self._before(opening, is_last))
                     if opening is None:
                         break
@@ -134,7 +108,7 @@ class CallSplitter:
         if opening is not None:
             begin = opening.start() - len(self._line)
             return self._take(len(self._held[:begin].rstrip()))
-        return self._take(len(self._held) - (0 if is_last else _n_undecided(self._held)))
+        return self._take(len(self._held) - (0 if is_last else self._n_undecided()))
 
     def _opened(self, mark: str, is_last: bool) -> str:
         """Read the call that `mark` begins; text instead if there is none."""
@@ -170,9 +144,11 @@ class CallSplitter:
             if not end_marks:
                 self._end_marks = None
             return
-        if not is_last and any(mark.startswith(rest) for mark in (*end_marks, *BEGINS, FENCE)):
+        if not is_last and any(
+            mark.startswith(rest) for mark in (*end_marks, *self._reader.begins, FENCE)
+        ):
             raise UnfinishedCall
-        if _OPENING.match(rest):
+        if self._opening.match(rest):
             reading = self._reader.read(rest, 0, is_last)
             if reading is not None:
                 self._held = rest
@@ -205,11 +181,11 @@ class CallSplitter:
         self._line = (self._line + text).rpartition("\n")[2][-_LINE:]
         return text
 
-
-def _n_undecided(text: str) -> int:
-    """Length of the longest suffix of `text` that may begin a call, with blanks before it."""
-    ends = (n for mark in BEGINS for n in range(len(mark)) if text.endswith(mark[:n]))
-    fence = FENCE_BEGUN.search(text)
-    longest = max([*ends, len(text) - fence.start() if fence else 0])
-    rest = text[: len(text) - longest]
-    return longest + len(rest) - len(rest.rstrip())
+    def _n_undecided(self) -> int:
+        """Length of the end of the text that may begin a call, with blanks before it."""
+        fence = FENCE_BEGUN.search(self._held)
+        begin = fence.start() if fence else len(self._held)
+        for mark in self._reader.begins:
+            part = (n for n in range(len(mark) - 1, 0, -1) if self._held.endswith(mark[:n]))
+            begin = min(begin, len(self._held) - next(part, 0))
+        return len(self._held) - len(self._held[:begin].rstrip())

@@ -37,7 +37,8 @@ class MessageWriter:
         """Returns a splitter of reasoning for the beginning of the text."""
         self._reasoning = self.new_splitter()
         self._tools = tools
-        self._calls = CallSplitter(tools) if tools else None
+        self._template = prompt.template if prompt else ""
+        self._calls = CallSplitter(tools, self._template) if tools else None
         self._new_id = new_id
         self._names = frozenset(tools)
         self._is_open = False
@@ -84,7 +85,7 @@ class MessageWriter:
         text = "".join(part.text for part in self.parts if part.kind == "reasoning")
         if not any(mark in text for mark in BLOCKS):
             return []
-        splitter = CallSplitter(self._tools)
+        splitter = CallSplitter(self._tools, self._template)
         splitter.push(text)
         splitter.finish()
         return [change for call in splitter.calls for change in self._begin_call(call)]

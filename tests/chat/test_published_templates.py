@@ -23,6 +23,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import SandboxedEnvironment
 
 from edgespec.chat import sandbox
+from edgespec.chat.adapting import GENERIC
 from edgespec.chat.template import ChatTemplate
 from edgespec.completions.tool_calls import CallSplitter, ToolCall
 from edgespec.errors import EdgespecError
@@ -328,9 +329,10 @@ def test_calls_are_read_as_templates_show_them(ours: Mapping[str, ChatTemplate])
         except EdgespecError:
             continue
         text = "".join(shown).removeprefix("".join(before))
+        shown_by = template.source if template.takes_tools else template.source + GENERIC
         found = []
         for pieces in ([text], text):
-            splitter = CallSplitter(parameters)
+            splitter = CallSplitter(parameters, shown_by)
             for piece in pieces:
                 splitter.push(piece)
             splitter.finish()

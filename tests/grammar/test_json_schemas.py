@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
 
-from edgespec.completions.tool_calls import call_grammar
+from edgespec.completions.request_grammars import call_grammar
 from edgespec.errors import GrammarError
 from edgespec.grammar.matcher import GrammarCompiler
 from edgespec.grammar.specification import MAX_CHARACTERS, Grammar, json_schema, schema_rules

@@ -1,0 +1,388 @@
+"""Forms in which families of models write calls of tools, and what reads a call at a place of a
+text.
+
+A family is chosen by the marks in the model's chat template. Knows nothing of the text around a
+call.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.chat.call_marks import BLOCKS, END, OPENERS
+from edgespec.completions.argument_types import typed_value
+from edgespec.completions.calls import (
+    Parameters,
+    Reading,
+    ToolCall,
+    UnfinishedCall,
+    json_at,
+    lenient,
+    no_call,
+    python_source,
+    python_value,
+    written,
+)
+
+FENCE = "```"
+FENCE_BEGIN = re.compile(r"```[\w+-]*[^\S\n]*(?:\n|(?=[{\[<]))")
+FENCE_BEGUN = re.compile(r"(?:`{1,2}|```[\w+-]*[^\S\n]*)\Z")
+_NAME = r"(?P<name>[\w.-]+)"
+_KEY = r"[^<>\n\"]+"
+_LONGEST_HEAD = 300
+"""Most characters of the marks around a name."""
+_BLOCK_ENDS = "|".join(map(re.escape, BLOCKS.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A form of calls with the function's name between marks."""
+
+    begins: tuple[str, ...]
+    """Marks that begin a call, of which one stands in templates of the family."""
+    head: re.Pattern[str]
+    """All up to the arguments, with the function's name."""
+    end: str = ""
+    """Pattern of the mark that ends a call."""
+    parameter: str = ""
+    """Pattern of the mark in front of an argument, `%s` for its name; empty: they are an object."""
+    value_end: str = ""
+    """Pattern of the mark behind an argument."""
+
+
+GEMMA = Family(
+    ("<|tool_call>",), re.compile(rf"<\|tool_call>\s*call:{_NAME}(?={{)"), r"<tool_call\|>"
+)
+FAMILIES = (
+    Family(
+        ("[TOOL_CALLS]",),
+        re.compile(rf"\[TOOL_CALLS\]\s*{_NAME}(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\]|(?={{))"),
+    ),
+    Family(
+        ("<|tool_call_begin|>",),
+        re.compile(
+            rf"<\|tool_call_begin\|>\s*(?:functions\.)?{_NAME}(?::\d+)?\s*"
+            r"<\|tool_call_argument_begin\|>"
+        ),
+        r"<\|tool_call_end\|>",
+    ),
+    Family(
+        ("<｜tool▁call▁begin｜>",),
+        re.compile(
+            r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?!function<)"
+            rf"{_NAME}(?:<｜tool▁sep｜>|\s*```json)"
+        ),
+        "(?:```\\s*)?<｜tool▁call▁end｜>",
+    ),
+    Family(
+        ("<|tool_call:begin|>",),
+        re.compile(rf"<\|tool_call:begin\|>[^<]*<\|tool_call:name\|>{_NAME}<\|tool_call:args\|>"),
+        r"<\|tool_call:end\|>",
+    ),
+    Family(
+        ("<|channel|>commentary to=", "to=functions."),
+        re.compile(
+            rf"(?:<\|channel\|>commentary )?to=(?:functions\.)?{_NAME}[^<]*"
+            r"(?:<\|channel\|>commentary[^<]*)?(?:<\|constrain\|>\w*)?<\|message\|>"
+        ),
+        r"<\|call\|>",
+    ),
+    GEMMA,
+    Family(
+        ("<function=", '<function name="', '<invoke name="', '<｜DSML｜invoke name="'),
+        re.compile(r"<(?:｜DSML｜)?(?:function|invoke)(?:=| name=\")(?P<name>[^<>\n\"]+)\"?>"),
+        "</(?:｜DSML｜)?(?:function|invoke)>",
+        r"<(?:｜DSML｜)?param(?:eter)?(?:=| name=\")(%s)(?:\"[^<>\n]*)?>",
+        "</(?:｜DSML｜)?param(?:eter)?>",
+    ),
+    Family(
+        ("<arg_key", "<tool_sep:opensource>"),
+        re.compile(rf"{_NAME}\s*(?:<tool_sep:opensource>|(?=[<{{]))"),
+        "(?=</tool_call(?::opensource)?>)",
+        "<arg_key(?::opensource)?>(%s)</arg_key(?::opensource)?>\\s*<arg_value(?::opensource)?>",
+        "</arg_value(?::opensource)?>",
+    ),
+)
+"""Families of Mistral, Kimi K2, DeepSeek (R1, V3, V3.1), Solar, gpt-oss, Gemma 4, of Qwen3-Coder,
+MiniCPM, MiniMax and DeepSeek since V3.2, of GLM and Hunyuan."""
+_KEYS = FAMILIES[-1]
+_NAMES = ("name", "tool", "tool_name")
+_ARGUMENTS = ("arguments", "parameters", "args", "input")
+_FIRST_KEYS = (*_NAMES, *_ARGUMENTS, "function", "type", "id", "index", "tool_call_id", "call_id")
+_JSON_HEAD = re.compile(r'(?:\[\s*)?(?:\{\s*(?:["\'](\w*)(["\']?))?)?')
+"""Beginning of an object, or of a list of objects, up to its first key."""
+_KEYED_END = "<|tools_suffix|>"
+"""End mark of Apertus's calls, objects whose key is the function's name."""
+_PYTHON_ENDS = ("<|tool_call_end|>", "<|python_end|>", "</function_calls>")
+"""End marks of blocks of calls in Python: LFM2's, Llama 4's, OLMo 3's."""
+_PYTHON_HEAD = re.compile(r"\[?\s*(?P<name>[\w.]*)(?P<bracket>\(?)")
+"""Beginning of a list of calls, or of the first call."""
+_BRACKETS = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|['"\[\](){}]""", re.DOTALL)
+"""Python's strings and brackets."""
+_GEMMA_QUOTE, _GEMMA_END = '<|"|>', "<tool_call|>"
+_BARE_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"]+)(\s*:)")
+
+
+class CallReader:
+    """Reads calls of the tools by name, with the types that their schemas tell.
+
+    The `template` says in which marks they stand; without one they may stand in any. Calls between
+    `<tool_call>` marks may name any function, others only a tool.
+    """
+
+    def __init__(self, tools: Mapping[str, Parameters], template: str = "") -> None:
+        self._tools = tools
+        known = dict.fromkeys([*BLOCKS, *OPENERS, *(b for one in FAMILIES for b in one.begins)])
+        marks = [mark for mark in known if _stands_in(mark, template)] or [*known]
+        self._families = [one for one in FAMILIES if not {*marks}.isdisjoint(one.begins)]
+        self._blocks = {begin: end for begin, end in BLOCKS.items() if begin in marks}
+        self._openers = [mark for mark in OPENERS if mark in marks]
+        self.begins = tuple(mark for mark in marks if mark not in _KEYS.begins)
+        """Marks that may begin a call, besides fences and JSON."""
+
+    def read(self, text: str, at: int, is_last: bool) -> Reading | None:
+        """The calls at `at`, behind the marks that open them; None if there are none.
+
+        Without any marks JSON must have arguments. Raises UnfinishedCall until it is known what
+        the text is, unless it `is_last`.
+        """
+        at, end_marks, is_marked = self._behind_marks(text, at)
+        if not is_last and (self.is_begun(text, at) or FENCE_BEGUN.match(text, at)):
+            raise UnfinishedCall
+        reading = self._python(text, at, is_last, end_marks)
+        if reading is None:
+            reading = self._between_marks(text, at, is_last, end_marks)
+        if reading is None and text.startswith(("{", "["), at):
+            reading = self._json(text, at, is_last, end_marks)
+        elif reading is None and (is_marked or text.startswith(self.begins, at)):
+            is_over = len(text) - at > _LONGEST_HEAD or any(end in text[at:] for end in end_marks)
+            no_call(is_last or is_over)
+        return reading and Reading(reading.calls, reading.end, end_marks)
+
+    def is_begun(self, text: str, at: int) -> bool:
+        """True if the text ends at `at`, or in a part of a mark there."""
+        rest = text[at : at + _LONGEST_HEAD]
+        return any(len(rest) < len(mark) and mark.startswith(rest) for mark in self.begins)
+
+    def _behind_marks(self, text: str, at: int) -> tuple[int, list[str], bool]:
+        """The index behind the marks that open calls at `at`, the marks that end them, and whether
+        there are any but fences."""
+        end_marks: list[str] = []
+        is_marked = False
+        while True:
+            at = _past_blanks(text, at)
+            if any(family.head.match(text, at) for family in self._families if family is not _KEYS):
+                return at, end_marks, True
+            if mark := next((one for one in self._blocks if text.startswith(one, at)), None):
+                end_marks.append(self._blocks[mark])
+            else:
+                mark = next((one for one in self._openers if text.startswith(one, at)), None)
+            if mark is not None:
+                at, is_marked = at + len(mark), True
+            elif fence := FENCE_BEGIN.match(text, at):
+                end_marks.append(FENCE)
+                at = fence.end()
+            else:
+                return at, end_marks, is_marked
+
+    def _between_marks(
+        self, text: str, at: int, is_last: bool, end_marks: Sequence[str]
+    ) -> Reading | None:
+        """The call of a family."""
+        for family in self._families:
+            head = family.head.match(text, at)
+            if head is None or (family is _KEYS and not end_marks):
+                continue
+            name = head["name"].strip()
+            may_be_any = END in end_marks and family.parameter and family is not _KEYS
+            if name not in self._tools and not may_be_any:
+                return None
+            at = _past_blanks(text, head.end())
+            if not family.parameter or text.startswith("{", at):
+                return _object(family, name, text, at, is_last)
+            return _tagged(family, name, text, at, is_last, self._tools.get(name))
+        return None
+
+    def _json(self, text: str, at: int, is_last: bool, end_marks: Sequence[str]) -> Reading | None:
+        if text.startswith("{{", at):  # as Qwen2.5-Coder's template shows calls
+            at += 1
+        is_keyed = _KEYED_END in end_marks
+        if not is_keyed and not _may_call(text, at):
+            return None
+        ends = [mark for mark in end_marks if mark != FENCE]
+        found = json_at(text, at, is_last)
+        if found is None and ends:  # between marks of calls it may have slips
+            places = [place for mark in ends if (place := text.find(mark, at)) >= 0]
+            no_call(is_last or bool(places))
+            with suppress(ValueError):
+                found = (lenient(text[at : min(places)]), min(places)) if places else None
+        if found is None:
+            return None
+        value, end = found
+        values = value if isinstance(value, list) else [value]
+        if is_keyed and all(isinstance(one, dict) for one in values):
+            values = [{"name": name, "arguments": one[name]} for one in values for name in one]
+        calls = [_call(one, may_lack_arguments=bool(ends)) for one in values]
+        if not all(call and (END in end_marks or call.name in self._tools) for call in calls):
+            return None
+        return Reading([call for call in calls if call], end)
+
+    def _python(
+        self, text: str, at: int, is_last: bool, end_marks: Sequence[str]
+    ) -> Reading | None:
+        """Calls in Python's notation: a list of them, or one a line between marks."""
+        end_mark = next((mark for mark in _PYTHON_ENDS if mark in end_marks), None)
+        head = _PYTHON_HEAD.match(text, at)
+        if head is None or not (end_mark or text.startswith("[", at)):
+            return None
+        if not head["bracket"]:
+            is_begun = any(name.startswith(head["name"]) for name in self._tools)
+            return no_call(is_last or not is_begun or head.end() < len(text))
+        if head["name"] not in self._tools:
+            return None
+        end = _list_end(text, at) if end_mark is None else text.find(end_mark, at)
+        if end < 0:
+            no_call(is_last)
+            end = len(text)
+        try:
+            lines = ast.parse(python_source(text[at:end].strip())).body
+            calls = [_python_call(node) for line in lines for node in _elements(line)]
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+            return None
+        return Reading(calls, end) if all(call.name in self._tools for call in calls) else None
+
+
+def _stands_in(mark: str, template: str) -> bool:
+    """True if a template has the mark, or the parts from which some put it together."""
+    return all(part.strip('"') in template for part in re.split("(:opensource|｜DSML｜|to=)", mark))
+
+
+def _object(family: Family, name: str, text: str, at: int, is_last: bool) -> Reading | None:
+    """A call whose arguments are an object."""
+    found = _gemma(text, at, is_last) if family is GEMMA else json_at(text, at, is_last)
+    if found is None or not isinstance(found[0], dict):
+        return None
+    ending = re.compile(rf"\s*{family.end}").match(text, found[1])
+    if family.end and ending is None and not is_last and len(text) - found[1] < _LONGEST_HEAD:
+        rest = text[found[1] :].strip()
+        if not rest or rest[0] in "<`":
+            raise UnfinishedCall
+    return Reading([ToolCall(name, written(found[0]))], ending.end() if ending else found[1])
+
+
+def _tagged(
+    family: Family, name: str, text: str, at: int, is_last: bool, schema: Parameters
+) -> Reading | None:
+    """A call with each of its arguments between marks."""
+    arguments: dict[str, Any] = {}
+    known = (schema or {}).get("properties")
+    parameter = re.compile(family.parameter % _KEY)
+    while True:
+        at = _past_blanks(text, at)
+        if ending := re.compile(f"{family.end}|(?={_BLOCK_ENDS})").match(text, at):
+            return Reading([ToolCall(name, written(arguments))], ending.end())
+        begin = parameter.match(text, at)
+        if begin is None:
+            return no_call(is_last or text[at : at + 1] not in ("", "<"))
+        key = begin[1].strip()
+        others = {*known} - {key, *arguments} if isinstance(known, Mapping) else set[str]()
+        end = _value_end(family, is_last, others).search(text, begin.end())
+        if end is None:
+            return no_call(is_last)
+        value = text[begin.end() : end.start()]
+        if value.startswith("\n"):  # values stand on lines of their own, or between the marks
+            value = value[1:].removesuffix("\n")
+        arguments[key] = typed_value(value, key, schema)
+        at = end.end()
+
+
+def _value_end(family: Family, is_last: bool, others: Collection[str]) -> re.Pattern[str]:
+    """The end of a parameter, which a value may contain unless something else follows it.
+
+    Without its mark it ends at a line with one of the `others`, or with the function's end.
+    """
+    ends = _BLOCK_ENDS + (r"|\Z" if is_last else "")
+    names = "|".join(map(re.escape, sorted(others)))
+    return re.compile(
+        rf"{family.value_end}\s*(?={family.parameter % _KEY}|{family.end}|{ends})"
+        + (rf"|(?<=\n)(?={family.parameter % names})" if names else "")
+        + rf"|(?<=\n)(?=(?:{family.end})\s*(?:{ends}))"
+    )
+
+
+def _past_blanks(text: str, at: int) -> int:
+    return at + len(text[at:]) - len(text[at:].lstrip())
+
+
+def _gemma(text: str, at: int, is_last: bool) -> tuple[Any, int] | None:
+    """An object with bare keys, whose strings stand between marks of their own."""
+    block = text[at:].partition(_GEMMA_END)
+    no_call(is_last or bool(block[1]))
+    pieces = block[0].split(_GEMMA_QUOTE)
+    if len(pieces) % 2 == 0:
+        return None
+    told = (
+        json.dumps(piece) if place % 2 else _BARE_KEY.sub(r'\1"\2"\3', piece)
+        for place, piece in enumerate(pieces)
+    )
+    found = json_at("".join(told), 0, is_last=True)
+    return None if found is None else (found[0], at + len(block[0]))
+
+
+def _may_call(text: str, at: int) -> bool:
+    """True if the JSON at `at`, as far as it goes, may be a call."""
+    head = _JSON_HEAD.match(text, at)
+    key = head[1] if head else None
+    if head is None or key is None:
+        return head is not None and head.end() == len(text)
+    return key in _FIRST_KEYS if head[2] else any(known.startswith(key) for known in _FIRST_KEYS)
+
+
+def _call(value: Any, may_lack_arguments: bool) -> ToolCall | None:
+    """The call that a JSON value is, in one of the shapes that models use; None for a definition
+    of a tool."""
+    if not isinstance(value, dict):
+        return None
+    if isinstance(function := value.get("function"), dict):
+        value = function
+    names = [value.get(key) for key in (*_NAMES, "function")]
+    name = next((one for one in names if isinstance(one, str) and one), None)
+    found = [value[key] for key in _ARGUMENTS if key in value]
+    if name is None or not (found or may_lack_arguments):
+        return None
+    arguments = (found[0] if found else None) or {}
+    is_schema = isinstance(arguments, dict) and {"type", "properties"} <= arguments.keys()
+    if "arguments" not in value and ("description" in value or is_schema):
+        return None
+    return ToolCall(name, arguments if isinstance(arguments, str) else written(arguments))
+
+
+def _list_end(text: str, at: int) -> int:
+    """The index behind the list at `at`; -1 if it does not end."""
+    depth = 0
+    for found in _BRACKETS.finditer(text, at):
+        depth += (found[0] in "[({") - (found[0] in "])}")
+        if depth == 0:
+            return found.end()
+        if found[0] in ("'", '"'):
+            break
+    return -1
+
+
+def _elements(line: ast.stmt) -> Sequence[ast.expr]:
+    if not isinstance(line, ast.Expr):
+        raise TypeError("not a call")
+    return line.value.elts if isinstance(line.value, ast.List) else [line.value]
+
+
+def _python_call(node: ast.expr) -> ToolCall:
+    if not isinstance(node, ast.Call) or node.args:
+        raise ValueError("not a call with named arguments")
+    arguments = {str(one.arg): python_value(one.value) for one in node.keywords}
+    return ToolCall(ast.unparse(node.func), written(arguments))
