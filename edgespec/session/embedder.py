@@ -18,15 +18,15 @@ import numpy as np
 from edgespec import registry
 from edgespec.concurrency.owning import InOneProcess
 from edgespec.concurrency.worker import Worker
-from edgespec.errors import BudgetError, SessionClosed, UsageError
-from edgespec.memory import heap, process
-from edgespec.memory.budget import REQUESTS, MemoryPlan, MemoryRow
-from edgespec.memory.division import plan_models
+from edgespec.errors import SessionClosed, UsageError
+from edgespec.memory import process
+from edgespec.memory.budget import MemoryPlan
 from edgespec.ports import Progress, check_token
 from edgespec.ports.embedding import EmbeddingModel
 from edgespec.registry import ModelRequest, PreparedEmbedder
 from edgespec.session.encoding import Encoder
 from edgespec.session.given import checked
+from edgespec.session.prepared_models import divided_budget
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadFields, LoadSettings
 from edgespec.values import ModelInfo, PagingStats
@@ -173,15 +173,5 @@ def _prepare(settings: LoadSettings, cleanup: ExitStack) -> tuple[PreparedEmbedd
     )
     cleanup.callback(prepared.close)
     needs = prepared.needs()
-    heap.trim_heap_top()
-    try:
-        plan = plan_models(
-            budget_bytes,
-            process.footprint_bytes(),
-            needs,
-            others=[MemoryRow("process", REQUESTS, settings.reserve)],
-        )
-        return prepared, replace(plan, enforced=prepared.enforced)
-    except BudgetError as error:
-        chosen = process.auto_note(budget_bytes, settings.memory_budget)
-        raise BudgetError("; ".join([str(error), *chosen]), error.smallest_bytes) from error
+    plan = divided_budget(budget_bytes, settings, needs, request_bytes=settings.reserve)
+    return prepared, replace(plan, enforced=prepared.enforced)

@@ -7,7 +7,7 @@ and divides the budget.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -111,29 +111,21 @@ class _Opening(Closeable):
     def __init__(
         self,
         settings: LoadSettings,
-        engine_settings: EngineSettings,
+        rules: EngineSettings,
         progress: Progress | None,
         trace: Trace = OFF,
-        is_trial: bool = False,
     ) -> None:
-        """A trial is planned with the least context, and not loaded."""
-        self._is_trial = is_trial
         self._progress = None if progress is None else self._ending(progress)
         self._ended_by: BaseException | None = None
         """Exception of the progress callback, which ends loading."""
         self._trace = trace
         budget_bytes = process.resolve_budget(settings.memory_budget)
-        self._models = PreparedModels(settings, engine_settings, budget_bytes, trace)
+        self._models = PreparedModels(settings, rules, budget_bytes, trace)
         self._report: dict[str, float] = {}
         self._began = time.perf_counter()
         self._cleanup = ExitStack()
         self._worker = self._cleanup.enter_context(Worker())
         self._cleanup.callback(self._models.close)
-
-    @property
-    def _settings(self) -> LoadSettings:
-        """The settings, without a draft once that is left out."""
-        return self._models.settings
 
     def close(self) -> None:
         self._cleanup.close()
@@ -141,87 +133,30 @@ class _Opening(Closeable):
     def plan(self) -> MemoryPlan:
         # who waits is told that the models are prepared, which takes seconds
         show = None if self._progress is None else partial(self._progress, "planning", 0.0)
-        if self._settings.n_parallel == "auto":
-            speed = Speed(n_threads=self._settings.threads or process.usable_cores())
-            sparing = self._settings.keeps_one_text_fast
-            chosen = texts_at_once(self._planned_for, sparing, speed)
-            fixed = {"n_parallel": chosen.n_parallel if chosen else 1}
-            self._models.settings = self._settings.model_copy(update=fixed)
-            if chosen and chosen.texts_alter_prompts and chosen.text_bytes:
-                self._models.own_notes = (ONE_TEXT,)
-        planned = self._run("planning", self._plan, show)
-        if not self._is_trial:
-            planned = self._run("context", partial(self._with_more_cells, planned), show)
-        return self._with_notes(planned, self._unused_rules(planned))
-
-    def _with_more_cells(self, least: MemoryPlan) -> MemoryPlan:
-        """The plan with as many tokens of context as texts may use and half of the free memory has
-        room for, if short texts are about as fast as by the plan with the `least`.
-
-        A budget that may move keeps all room to do so.
-        """
-        models, settings = self._models, self._settings
-        info, cell_bytes = models.target.info, models.target.needs().cell_bytes
-        if not cell_bytes or settings.pages_all:
-            return least
-        longest = info.n_ctx if settings.ctx_size else max(info.n_ctx, info.max_ctx)
-        n_most = max(longest, info.n_slots * min(longest, DEFAULT_CTX_SIZE))
-        needed_bytes = least.smallest_bytes if least.paged else least.planned_bytes
-        spare = int(FREE_SHARE * (models.budget_bytes - needed_bytes))
-        n_cells = min(n_most, info.n_cells + spare // cell_bytes) // CELL_STEP * CELL_STEP
-        while n_cells > info.n_cells:
-            with suppress(BudgetError):
-                more = models.planned_with(n_cells)
-                if is_as_fast(more, least):
-                    return replace(more, smallest_bytes=least.smallest_bytes)
-            n_cells = n_cells // 2 // CELL_STEP * CELL_STEP
-        if models.target.info.n_cells > info.n_cells:
-            models.planned_with(0)
-        return least
-
-    def _planned_for(self, n_texts: int) -> MemoryPlan | None:
-        """The plan for `n_texts` at once; None if budget, draft or model stand in the way."""
-        fixed = {"n_parallel": n_texts, "memory_budget": self._models.budget_bytes}
-        settings, rules = self._settings.model_copy(update=fixed), self._models.engine_settings
-        if settings.draft is None and not rules.lookup:
-            rules = rules.but(lookup=False)
-        try:
-            with _Opening(settings, rules, self._progress, is_trial=True) as trial:
-                planned = trial.plan()
-        except BudgetError:
-            return None
-        finally:
-            heap.trim_heap()
-        # with the margin, because this process will have grown before the final plan
-        is_possible = planned.smallest_bytes <= self._models.budget_bytes
-        return planned if planned.n_parallel == n_texts and is_possible else None
+        return self._run("planning", self._planned, show)
 
     def load(self) -> LoadedModels:
-        memory_plan = self.plan()
+        memory_plan, prepared = self.plan(), self._models.prepared
         if too_large := process.note_on_plan(memory_plan.planned_bytes):
             # the kernel would end the process, in a control group without a word
             raise BudgetError(too_large)
+        loaded: dict[str, LanguageModel] = {}
         with ExitStack() as on_failure:
-            draft, settings, prepared = None, self._settings, self._models.prepared
-            if settings.draft is not None:
-                second = prepared[1]
-                draft = self._run("draft", lambda: second.load(memory_plan, self._progress))
-                on_failure.callback(draft.close)
+            for owner, one in reversed([*zip(("target", "draft"), prepared, strict=False)]):
+                loading = partial(one.load, memory_plan, self._progress)
+                loaded[owner] = self._run(owner, loading)
+                on_failure.callback(loaded[owner].close)
                 heap.trim_heap()  # memory of loading, before the target needs its own
-            first = self._models.target
-            target = self._run("target", lambda: first.load(memory_plan, self._progress))
-            on_failure.callback(target.close)
+                self._report |= {f"{owner}: {name}": s for name, s in one.seconds.items()}
+            target, draft = loaded["target"], loaded.get("draft")
             if draft is not None:
                 draft.borrow_from(target)
-            for owner, model in zip(("target", "draft"), prepared, strict=False):
-                for phase, seconds in model.seconds.items():
-                    self._report[f"{owner}: {phase}"] = seconds
             self._report["total"] = time.perf_counter() - self._began
             # runtimes may add notes while loading
-            memory_plan = self._with_notes(memory_plan, self._models.notes(memory_plan))
-            needs = first.needs()
+            memory_plan = replace(memory_plan, notes=self._notes(memory_plan))
+            needs = self._models.target.needs()
             on_failure.pop_all()
-        return LoadedModels(target, draft, memory_plan, self._report, settings, needs)
+        return LoadedModels(target, draft, memory_plan, self._report, self._models.settings, needs)
 
     def _run(self, phase: str, call: Callable[[], T], check: Callable[[], None] | None = None) -> T:
         """Result of `call` in the worker; `check` is polled meanwhile."""
@@ -248,72 +183,122 @@ class _Opening(Closeable):
 
         return report
 
-    def _plan(self) -> MemoryPlan:
-        """The plan; without a draft that nobody asked for, if it cannot be used or does not pay."""
-        settings = self._settings
+    def _planned(self) -> MemoryPlan:
+        """The plan: texts at once, then whether there is a draft, then the context."""
+        models = self._models
+        if models.settings.n_parallel == "auto":
+            speed = Speed(n_threads=models.settings.threads or process.usable_cores())
+            sparing = models.settings.keeps_one_text_fast
+            chosen = texts_at_once(self._planned_for, sparing, speed)
+            fixed = {"n_parallel": chosen.n_parallel if chosen else 1}
+            models.settings = models.settings.model_copy(update=fixed)
+            if chosen and chosen.texts_alter_prompts and chosen.text_bytes:
+                models.own_notes.append(ONE_TEXT)
+        found = _with_more_cells(models, _with_worthy_draft(models))
+        return replace(found, notes=self._notes(found))
+
+    def _planned_for(self, n_texts: int) -> MemoryPlan | None:
+        """The plan for `n_texts` at once; None if budget, draft or model stand in the way."""
+        settings, rules = self._models.settings, self._models.rules
+        if settings.draft is None and not rules.lookup:
+            rules = rules.but(lookup=False)
+        settings = settings.model_copy(update={"n_parallel": n_texts})
+        budget_bytes = self._models.budget_bytes
+        with PreparedModels(settings, rules, budget_bytes, self._trace) as trial:
+            try:
+                planned = _with_worthy_draft(trial)
+            except BudgetError:
+                return None
+        # with the margin, because this process will have grown before the final plan
+        is_possible = planned.smallest_bytes <= budget_bytes
+        return planned if planned.n_parallel == n_texts and is_possible else None
+
+    def _notes(self, plan: MemoryPlan) -> tuple[str, ...]:
+        """Notes of both models, each once, and what of the settings cannot be reached."""
+        models, settings, rules = self._models, self._models.settings, self._models.rules
+        notes = [note for model in models.prepared for note in model.notes(plan)]
+        notes += models.own_notes
         if settings.draft is None:
-            return self._models.planned()
-        try:
-            paired = self._models.planned()
-        except (BudgetError, ModelError, UsageError) as error:
-            is_own = settings.draft == settings.model and registry.guesses_itself(settings.model)
-            if not is_own and not settings.optional_draft:
-                raise
-            whom = "itself" if is_own else settings.model.name
-            why = str(error)
-            if isinstance(error, BudgetError) and error.smallest_bytes:
-                why = f"both need a `memory_budget` of {format_size(error.smallest_bytes)}"
-            self._leave_draft_out(f"{self._draft_name} does not guess for {whom}: {why}")
-            return self._models.planned()
-        return self._weighed(paired) if paired.paged else paired
+            trimmed_bytes = models.target.trimmed_bytes
+            notes += strategy.hint(plan, trimmed_bytes, lambda: models.disk_bytes_per_s)
+        reason = f"the acceptance rule {rules.acceptance}" if rules.draws_guesses else None
+        for note in (
+            process.note_on_plan(plan.planned_bytes),
+            pairing.note_on_texts(settings, models.prepared, models.n_parallel, reason),
+        ):
+            notes += [note] if note else []
+        guesses = settings.draft is not None or rules.lookup is not None or plan.looks_up
+        if rules.of_guesses and not guesses:
+            given = " and ".join(f"`{name}`" for name in rules.of_guesses)
+            notes.append(
+                f"without a draft nothing guesses here: for {given} to have an effect, name a "
+                "draft with `draft`, or give `lookup=True`"
+            )
+        return tuple(dict.fromkeys(notes))
 
-    def _weighed(self, paired: MemoryPlan) -> MemoryPlan:
-        """`paired`, or the plan without the draft if texts are expected to be faster without it.
 
-        A draft that was asked for is used, with a note.
-        """
-        settings, models, disk = self._settings, self._models, self._models.disk_bytes_per_s
-        if not disk:  # a small model, or a folder of files
-            return paired
-        target, draft = models.target, models.prepared[1].info
-        alone = models.divided([target.needs()])  # with buffers for guesses
-        speed = Speed(disk, target.info.n_threads or USUAL_THREADS)
-        nbytes, looks_up = target.info.size_bytes, models.engine_settings.lookup is None
-        with_draft = Strategy(paired, nbytes, strategy.USUAL, file_bytes=draft.size_bytes)
-        gain = strategy.alone(alone, nbytes, looks_up).speedup(with_draft, speed)[0]
-        if gain <= 1 or (gain < pairing.MIN_GAIN and not settings.optional_draft):
-            return paired
-        note = pairing.note_on_worth(self._draft_name, paired, alone, gain)
-        if settings.optional_draft:
-            self._leave_draft_out(f"{note}, so that it is left out (`draft` asks for it)")
-            return models.planned()
-        models.own_notes = (*models.own_notes, f"{note} (`draft=None`)")
-        return self._with_notes(paired, models.own_notes)
+def _with_worthy_draft(models: PreparedModels) -> MemoryPlan:
+    """The plan; without a draft that nobody asked for, if it cannot be used or does not pay."""
+    settings = models.settings
+    if settings.draft is None:
+        return models.planned()
+    name = settings.draft.name if settings.draft == settings.model else settings.draft.stem
+    try:
+        paired = models.planned()
+    except (BudgetError, ModelError, UsageError) as error:
+        is_own = settings.draft == settings.model and registry.guesses_itself(settings.model)
+        if not is_own and not settings.optional_draft:
+            raise
+        whom = "itself" if is_own else settings.model.name
+        why = str(error)
+        if isinstance(error, BudgetError) and error.smallest_bytes:
+            why = f"both need a `memory_budget` of {format_size(error.smallest_bytes)}"
+        models.leave_draft_out(f"{name} does not guess for {whom}: {why}")
+        return models.planned()
+    if (note := _note_on_worth(models, paired, name)) is None:
+        return paired
+    if settings.optional_draft:
+        models.leave_draft_out(f"{note}, so that it is left out (`draft` asks for it)")
+        return models.planned()
+    models.own_notes.append(f"{note} (`draft=None`)")
+    return paired
 
-    @property
-    def _draft_name(self) -> str:
-        draft = self._settings.draft
-        assert draft is not None
-        return draft.name if draft == self._settings.model else draft.stem
 
-    def _leave_draft_out(self, note: str) -> None:
-        """Go on without the draft, with a note about the reason."""
-        self._models.settings = self._settings.without_draft()
-        self._models.close()
-        self._models.own_notes = (*self._models.own_notes, note)
+def _note_on_worth(models: PreparedModels, paired: MemoryPlan, name: str) -> str | None:
+    """A sentence about the draft `name` if texts are expected to be faster without it."""
+    if not paired.paged or not models.disk_bytes_per_s:  # a small model, or a folder of files
+        return None
+    target, draft = models.target, models.prepared[1].info
+    without = models.divided(target.needs())  # with buffers for guesses
+    speed = Speed(models.disk_bytes_per_s, target.info.n_threads or USUAL_THREADS)
+    nbytes, looks_up = target.info.size_bytes, models.rules.lookup is None
+    with_draft = Strategy(paired, nbytes, strategy.USUAL, file_bytes=draft.size_bytes)
+    gain = strategy.alone(without, nbytes, looks_up).speedup(with_draft, speed)[0]
+    if gain <= 1 or (gain < pairing.MIN_GAIN and not models.settings.optional_draft):
+        return None
+    return pairing.note_on_worth(name, paired, without, gain)
 
-    def _with_notes(self, plan: MemoryPlan, notes: Iterable[str]) -> MemoryPlan:
-        """The plan with these notes after its own, each once."""
-        return replace(plan, notes=tuple(dict.fromkeys((*plan.notes, *notes))))
 
-    def _unused_rules(self, plan: MemoryPlan) -> Sequence[str]:
-        """A note about rules of guessing that were given although nothing guesses."""
-        rules = self._models.engine_settings
-        may_guess = self._settings.draft is not None or rules.lookup is not None
-        if may_guess or plan.looks_up or not rules.of_guesses:
-            return ()
-        given = " and ".join(f"`{name}`" for name in rules.of_guesses)
-        return (
-            f"without a draft nothing guesses here: for {given} to have an effect, name a draft "
-            "with `draft`, or give `lookup=True`",
-        )
+def _with_more_cells(models: PreparedModels, least: MemoryPlan) -> MemoryPlan:
+    """The plan with as many tokens of context as texts may use and half of the free memory has
+    room for, if short texts are about as fast as by the plan with the `least`.
+
+    A budget that may move keeps all room to do so.
+    """
+    info, cell_bytes = models.target.info, models.target.needs().cell_bytes
+    if not cell_bytes or models.settings.pages_all:
+        return least
+    longest = info.n_ctx if models.settings.ctx_size else max(info.n_ctx, info.max_ctx)
+    n_most = max(longest, info.n_slots * min(longest, DEFAULT_CTX_SIZE))
+    needed_bytes = least.smallest_bytes if least.paged else least.planned_bytes
+    spare = int(FREE_SHARE * (models.budget_bytes - needed_bytes))
+    n_cells = min(n_most, info.n_cells + spare // cell_bytes) // CELL_STEP * CELL_STEP
+    while n_cells > info.n_cells:
+        with suppress(BudgetError):
+            more = models.planned(n_cells)
+            if is_as_fast(more, least):
+                return replace(more, smallest_bytes=least.smallest_bytes)
+        n_cells = n_cells // 2 // CELL_STEP * CELL_STEP
+    if models.target.info.n_cells > info.n_cells:
+        models.planned(0)
+    return least

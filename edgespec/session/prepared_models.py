@@ -5,9 +5,10 @@ Reads headers and no weights. Knows settings and needs; `opening` chooses betwee
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 
 from edgespec import registry
@@ -22,7 +23,7 @@ from edgespec.memory.division import plan_models
 from edgespec.memory.needs import ModelNeeds, tree_sizes
 from edgespec.paging import disk_speed
 from edgespec.registry import ModelRequest, PreparedModel
-from edgespec.session import pairing, strategy
+from edgespec.session import strategy
 from edgespec.session.pairing import check_head, check_pair
 from edgespec.session.strategy import Speed
 from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, LoadSettings
@@ -51,22 +52,16 @@ SAME_FILE = (
 
 
 class PreparedModels(Closeable):
-    """A target and its draft whose needs are known, for one budget.
-
-    They are prepared by `planned`, again if settings have changed since. `close` frees them.
-    """
+    """A target and its draft whose needs are known, for one budget; `close` frees them."""
 
     def __init__(
-        self,
-        settings: LoadSettings,
-        engine_settings: EngineSettings,
-        budget_bytes: int,
-        trace: Trace,
+        self, settings: LoadSettings, rules: EngineSettings, budget_bytes: int, trace: Trace
     ) -> None:
         self.settings = settings
-        self.engine_settings = engine_settings
+        """The settings, without a draft once that is left out."""
+        self.rules = rules
         self.budget_bytes = budget_bytes
-        self.own_notes: tuple[str, ...] = ()
+        self.own_notes: list[str] = []
         """Notes about the draft: why it is left out, or that it slows texts down."""
         self.prepared: list[PreparedModel] = []
         """The target, then the draft."""
@@ -79,13 +74,19 @@ class PreparedModels(Closeable):
     @property
     def n_parallel(self) -> int:
         """Number of texts generated at once."""
-        return self.engine_settings.n_texts(self.target.info)
+        return self.rules.n_texts(self.target.info)
 
     @property
     def _may_look_up(self) -> bool:
         """True if the plan decides whether guesses come from the text."""
-        rules = self.engine_settings
+        rules = self.rules
         return self.settings.draft is None and rules.lookup is None and not rules.draws_guesses
+
+    @cached_property
+    def disk_bytes_per_s(self) -> float:
+        """Speed of the target's disk, of which a sample is read; 0 if it is unknown."""
+        settings = self.settings
+        return disk_speed.bytes_per_second(settings.model, SAMPLE_S, limit=settings.read_limit) or 0
 
     def close(self) -> None:
         """Close the models. Idempotent; they can be prepared again."""
@@ -97,81 +98,70 @@ class PreparedModels(Closeable):
         for prepared in self.prepared:
             prepared.cancel()
 
-    def planned(self) -> MemoryPlan:
-        """Prepare the models, and plan them. Raises BudgetError."""
-        self._prepare()
-        return self._placed()
+    def leave_draft_out(self, note: str) -> None:
+        """Go on without the draft, with a note about the reason."""
+        self.settings = self.settings.without_draft()
+        self.close()
+        self.own_notes.append(note)
 
-    def planned_with(self, n_cells: int) -> MemoryPlan:
-        """The plan with another number of KV cells for the target's texts. Raises BudgetError."""
-        self.target.share_cells(n_cells)
-        return self._placed()
+    def planned(self, n_cells: int | None = None) -> MemoryPlan:
+        """The plan without notes, with this number of KV cells for the target's texts.
 
-    def divided(self, needs: Sequence[ModelNeeds]) -> MemoryPlan:
-        """The plan for these needs of target and draft. Raises BudgetError."""
+        The models are prepared if they are not; places of a GPU's memory are given first. Raises
+        BudgetError, and the errors of preparing.
+        """
+        if not self.prepared:
+            self._prepare()
+        if n_cells is not None:
+            self.target.share_cells(n_cells)
+        gpu_budget_bytes, gpu_rows = self._place_on_gpu(self.settings.gpu_memory_budget)
+        target, *others = (prepared.needs() for prepared in self.prepared)
+        if self._may_look_up:
+            target = target.with_row(MemoryRow("process", "lookups", lookup.BYTES), self.n_parallel)
+        return replace(
+            self.divided(target, *others),
+            enforced=self.target.enforced,
+            ctx_size=self.target.info.n_ctx,
+            n_parallel=self.n_parallel,
+            text_bytes=self._text_bytes,
+            texts_alter_prompts=target.texts_alter_prompts,
+            gpu_budget_bytes=gpu_budget_bytes,
+            gpu_rows=gpu_rows,
+        )
+
+    def divided(self, *needs: ModelNeeds) -> MemoryPlan:
+        """The division of the budget by the needs of the target, or of both models. Raises
+        BudgetError."""
         raise_if_cancelled()
-        settings, target = self.settings, self.target
-        if self.engine_settings.draws_guesses:
+        settings, n_texts = self.settings, self.n_parallel
+        if self.rules.draws_guesses:
             import numpy.random  # noqa: F401 - here, so that the process's row has it
 
             from edgespec.engine.sources import drawing  # noqa: F401
-        heap.trim_heap_top()  # contexts created for measuring are rows of their own
         speed = Speed(n_threads=settings.threads or process.usable_cores())
-        choose = partial(
-            strategy.best_plan,
-            speed=speed,
-            n_texts=self.n_parallel,
-            may_look_up=self._may_look_up,
+
+        def choose(plans: Sequence[MemoryPlan]) -> MemoryPlan:
+            return strategy.best_plan(plans, speed, n_texts, self._may_look_up)
+
+        fewer = ["fewer texts at once (`n_parallel`) need less"] if n_texts > 1 else []
+        return divided_budget(
+            self.budget_bytes,
+            settings,
+            *needs,
+            choose=choose,
+            request_bytes=self._request_bytes,
+            advice=(*fewer, *self.target.notes()),
         )
-        try:
-            return plan_models(
-                self.budget_bytes,
-                process.footprint_bytes(),
-                needs[0],
-                needs[1] if len(needs) > 1 else None,
-                choose=choose,
-                others=[MemoryRow("process", REQUESTS, self._request_bytes)],
-                adjustable=settings.pages_all,
-            )
-        except BudgetError as error:
-            chosen = process.auto_note(self.budget_bytes, settings.memory_budget)
-            fewer = ["fewer texts at once (`n_parallel`) need less"] if self.n_parallel > 1 else []
-            message = "; ".join([str(error), *fewer, *chosen, *target.notes()])
-            raise BudgetError(message, error.smallest_bytes) from error
 
     @property
     def _request_bytes(self) -> int:
         """Memory for draws, lookups, and what the settings reserve."""
-        settings, rules = self.settings, self.engine_settings
+        settings, rules = self.settings, self.rules
         replays = rules.acceptance == AcceptanceName.EXACT_REPLAY
         per_token = SAMPLING_BYTES_PER_TOKEN if replays else RULE_BYTES_PER_TOKEN
-        looks_up = settings.draft is not None or rules.lookup
-        index_bytes = lookup.BYTES if looks_up else 0
+        index_bytes = lookup.BYTES if settings.draft is not None or rules.lookup else 0
         reserve = settings.reserve + settings.reserve_of_token * self.target.info.n_ctx
         return self.target.info.n_vocab * per_token + index_bytes + reserve
-
-    def notes(self, plan: MemoryPlan | None = None) -> tuple[str, ...]:
-        """Notes of both models, each once, and what of the settings cannot be reached."""
-        notes = dict.fromkeys(note for model in self.prepared for note in model.notes(plan))
-        notes |= dict.fromkeys(self.own_notes)
-        target = self.target
-        if plan is not None and self.settings.draft is None:
-            hint = strategy.hint(plan, target.trimmed_bytes, lambda: self.disk_bytes_per_s)
-            notes |= dict.fromkeys(hint)
-        if plan is not None and (note := process.note_on_plan(plan.planned_bytes)):
-            notes[note] = None
-        rule = self.engine_settings
-        reason = f"the acceptance rule {rule.acceptance}" if rule.draws_guesses else None
-        if note := pairing.note_on_texts(self.settings, self.prepared, self.n_parallel, reason):
-            notes[note] = None
-        return tuple(notes)
-
-    @cached_property
-    def disk_bytes_per_s(self) -> float:
-        """Speed of the target's disk, of which a sample is read; 0 if it is unknown."""
-        settings = self.settings
-        limit = settings.read_limit
-        return disk_speed.bytes_per_second(settings.model, SAMPLE_S, limit=limit) or 0.0
 
     def _prepare(self) -> None:
         """Prepare the target, then the draft: headers, memory needs and the vocabulary check."""
@@ -206,7 +196,7 @@ class PreparedModels(Closeable):
         draft = self._adopt(draft_runtime.prepare(request_of_draft))
         check_pair(target, draft)
         if not draft.info.reads_features and settings.draft.samefile(settings.model):
-            self.own_notes = (*self.own_notes, SAME_FILE)
+            self.own_notes.append(SAME_FILE)
         if not settings.pages_all:
             draft.share_with(target)
         if draft.info.reads_features:
@@ -218,7 +208,7 @@ class PreparedModels(Closeable):
 
     def _target_request(self) -> ModelRequest:
         """The request that the target is prepared for, without options of its runtime."""
-        settings, rules = self.settings, self.engine_settings
+        settings, rules = self.settings, self.rules
         guesses = settings.draft or rules.lookup or self._may_look_up
         is_fixed = settings.n_parallel != "auto" and not rules.draws_guesses
         n_texts = int(settings.n_parallel) if is_fixed else 1
@@ -248,26 +238,6 @@ class PreparedModels(Closeable):
         self.prepared.append(prepared)
         return prepared
 
-    def _placed(self) -> MemoryPlan:
-        """The plan of what is prepared; places of a GPU's memory are given first."""
-        wanted = self.settings.gpu_memory_budget
-        gpu_budget_bytes, gpu_rows = self._place_on_gpu(wanted)
-        target, *others = (prepared.needs() for prepared in self.prepared)
-        if self._may_look_up:
-            target = target.with_row(MemoryRow("process", "lookups", lookup.BYTES), self.n_parallel)
-        planned = self.divided([target, *others])
-        return replace(
-            planned,
-            enforced=self.target.enforced,
-            notes=(*planned.notes, *self.notes(planned)),
-            ctx_size=self.target.info.n_ctx,
-            n_parallel=self.n_parallel,
-            text_bytes=self._text_bytes,
-            texts_alter_prompts=self.target.needs().texts_alter_prompts,
-            gpu_budget_bytes=gpu_budget_bytes,
-            gpu_rows=gpu_rows,
-        )
-
     def _place_on_gpu(self, wanted: int | str | None) -> tuple[int, tuple[MemoryRow, ...]]:
         """Budget and plan rows of the GPU's memory; `wanted` is the setting.
 
@@ -278,7 +248,7 @@ class PreparedModels(Closeable):
         if not there:
             if wanted is not None:
                 complaint = "`gpu_memory_budget`: no GPU computes a model here, leave it out"
-                raise UsageError("; ".join([complaint, *self.notes()]))
+                raise UsageError("; ".join([complaint, *self.target.notes()]))
             return 0, ()
         _, gpu = there[0]
         budget_bytes = process.resolve_gpu_budget(wanted, gpu.free_bytes, gpu.total_bytes)
@@ -291,6 +261,31 @@ class PreparedModels(Closeable):
     def _text_bytes(self) -> int:
         """About what each further text at once takes; 0 if the models write one at a time."""
         follows_one_text = self.prepared[-1].info.reads_features
-        if self.engine_settings.draws_guesses or follows_one_text:
+        if self.rules.draws_guesses or follows_one_text:
             return 0
         return sum(prepared.needs().text_bytes for prepared in self.prepared)
+
+
+def divided_budget(
+    budget_bytes: int,
+    settings: LoadSettings,
+    *needs: ModelNeeds,
+    request_bytes: int,
+    choose: Callable[[Sequence[MemoryPlan]], MemoryPlan] = itemgetter(0),
+    advice: Sequence[str] = (),
+) -> MemoryPlan:
+    """The division of the budget of this process; `advice` is part of the BudgetError."""
+    heap.trim_heap_top()  # what was created for measuring has rows of its own
+    try:
+        return plan_models(
+            budget_bytes,
+            process.footprint_bytes(),
+            *needs,
+            choose=choose,
+            others=[MemoryRow("process", REQUESTS, request_bytes)],
+            adjustable=settings.pages_all,
+        )
+    except BudgetError as error:
+        chosen = process.auto_note(budget_bytes, settings.memory_budget)
+        message = "; ".join([str(error), *chosen, *advice])
+        raise BudgetError(message, error.smallest_bytes) from error

@@ -16,12 +16,12 @@ from edgespec.memory.budget import LOADING, MIB, MemoryPlan, MemoryRow
 from edgespec.memory.division import HEADROOM_SHARE, PROCESS_SPREAD_BYTES, plan_models
 from edgespec.memory.needs import BatchNeeds, ModelNeeds, affordable
 from edgespec.memory.pinning import SegmentSize
-from edgespec.session.strategy import Speed
+from edgespec.session.strategy import Speed, best_plan
 
 PROCESS_BYTES = 80 * MIB
 MARGIN_BYTES = math.ceil((1 + HEADROOM_SHARE) * PROCESS_SPREAD_BYTES)
 """Bytes by which the budget that is named is larger than the smallest one for a process alike."""
-plan_pair = partial(plan_models, choose=Speed().best_plan)
+plan_pair = partial(plan_models, choose=partial(best_plan, speed=Speed()))
 
 
 def model(owner: str, layers: int, batch_mib: tuple[int, ...] = (40, 10)) -> ModelNeeds:

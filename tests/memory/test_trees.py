@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.division import plan_models
 from edgespec.memory.needs import TREE_SIZES, BatchNeeds, ModelNeeds
 from edgespec.memory.pinning import SegmentSize
-from edgespec.session.strategy import Speed
+from edgespec.session.strategy import Speed, best_plan
 
 PROCESS_BYTES = 80 * MIB
 USUAL = 49
@@ -40,7 +42,9 @@ def target(n_vocab: int, nodes: tuple[int, ...] = TREE_SIZES, mib: int = 1000) -
 
 
 def planned(budget_mib: float, needs: ModelNeeds) -> MemoryPlan:
-    return plan_models(int(budget_mib * MIB), PROCESS_BYTES, needs, choose=Speed().best_plan)
+    return plan_models(
+        int(budget_mib * MIB), PROCESS_BYTES, needs, choose=partial(best_plan, speed=Speed())
+    )
 
 
 def smallest(needs: ModelNeeds) -> int:
@@ -60,7 +64,9 @@ def test_rows_that_no_read_hides_get_no_memory() -> None:
     """Two cores compute some 40 rows while a pass of half of the weights is read."""
     needs = target(150_000)
     few, many = (
-        plan_models(500 * MIB, PROCESS_BYTES, needs, choose=Speed(n_threads=n).best_plan)
+        plan_models(
+            500 * MIB, PROCESS_BYTES, needs, choose=partial(best_plan, speed=Speed(n_threads=n))
+        )
         for n in (2, 16)
     )
     assert few.max_nodes <= USUAL < many.max_nodes
