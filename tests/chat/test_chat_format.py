@@ -6,7 +6,7 @@ import pytest
 
 from edgespec.errors import ModelError
 from edgespec.ports.chat_format import ChatFormat
-from edgespec_runtimes.gguf.file.chat_format import chat_format as gguf_format
+from edgespec_runtimes.gguf.file.chat_format import chat_format, special_tokens
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.onnx.files.chat_format import chat_format as onnx_format
 from gguf_files import ARRAY, STRING, U32, tiny_llama
@@ -17,7 +17,8 @@ def of_gguf(tmp_path, metadata) -> ChatFormat:
     kind, of_what, tokens = model.metadata["tokenizer.ggml.tokens"]
     tokens = ["<s>", "</s>", *tokens[2:]]
     model.metadata |= metadata | {"tokenizer.ggml.tokens": (kind, of_what, tokens)}
-    return gguf_format(read_header(model.write(tmp_path / "m.gguf")))
+    header = read_header(model.write(tmp_path / "m.gguf"))
+    return chat_format(header, header.texts_of({*special_tokens(header).values()})[0])
 
 
 def test_a_gguf_names_its_template_and_its_tokens(tmp_path):

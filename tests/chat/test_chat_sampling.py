@@ -5,7 +5,7 @@ import json
 import pytest
 
 from edgespec.chat.chat_sampling import DEFAULTS, chat_sampling
-from edgespec_runtimes.gguf.file.chat_format import chat_format as gguf_format
+from edgespec_runtimes.gguf.file.chat_format import recommended_sampling
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.onnx.files.chat_format import chat_format as onnx_format
 from gguf_files import F32, I32, tiny_llama
@@ -32,7 +32,7 @@ def test_a_gguf_file_recommends_by_its_own_keys(tmp_path):
         "general.sampling.top_k": (I32, 20),
         "general.sampling.penalty_repeat": (F32, 1.25),
     }
-    sampling = gguf_format(read_header(model.write(tmp_path / "m.gguf"))).sampling
+    sampling = recommended_sampling(read_header(model.write(tmp_path / "m.gguf")))
     assert sampling == {"temperature": 0.5, "top_k": 20, "repeat_penalty": 1.25}
 
 

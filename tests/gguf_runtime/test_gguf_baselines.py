@@ -43,7 +43,7 @@ def sure_tokens(mapped: BaselineRun) -> list[int]:
 
     model = loading.load_sizes_only(embedded_pair().target)
     try:
-        prompt = GgufVocabulary(model, []).encode(PROMPT)
+        prompt = GgufVocabulary(model).encode(PROMPT)
     finally:
         model.close()
     with LlamaCpp(embedded_pair().target) as llama:

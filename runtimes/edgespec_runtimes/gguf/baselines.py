@@ -164,7 +164,7 @@ class _LlamaModel(Closeable):
     def __init__(self, path: Path, request: BaselineRequest, keeps_all: bool) -> None:
         load = loading.load_resident if keeps_all else loading.load_filled
         self._model = load(path, loading.NOWHERE, AbortFlag())
-        self.vocabulary = GgufVocabulary(self._model, [])
+        self.vocabulary = GgufVocabulary(self._model)
         params = lib.llama_context_default_params()
         params.n_ctx, params.n_seq_max = request.ctx_size, 1
         n_threads = loading.useful_threads(path.stat().st_size, request.n_threads)

@@ -135,7 +135,7 @@ class PreparedGgufEmbedder(PreparedEmbedder):
         try:
             if self._stop.is_set():
                 raise Cancelled("loading was cancelled")
-            vocabulary = GgufVocabulary(model, self._header.tokens())
+            vocabulary = GgufVocabulary(model, self._header)
             return GgufEmbedder(
                 model, self._shape, self.info, vocabulary, self._n_values, self._stop, weights
             )

@@ -19,7 +19,6 @@ from edgespec.registry import GpuMemory, ModelRequest, PreparedModel, without_pa
 from edgespec.tracing.spans import OFF
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context import contexts
-from edgespec_runtimes.gguf.file.chat_format import chat_format
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.mtp import has_layers, obstacle
 from edgespec_runtimes.gguf.file.trimmed_header import trimmed_bytes
@@ -196,7 +195,11 @@ class PreparedGguf(PreparedModel):
         trace = request.trace if request.owner == "target" else OFF
         try:
             with self._phase("context"):
-                vocabulary = NoTexts(model.n_vocab) if self._token_ids else self._texts(model)
+                vocabulary = (
+                    NoTexts(model.n_vocab)
+                    if self._token_ids
+                    else GgufVocabulary(model, self._header)
+                )
                 info = replace(
                     self.info,
                     max_nodes=shape.n_outputs,
@@ -225,9 +228,6 @@ class PreparedGguf(PreparedModel):
         except BaseException:
             close_all(model.close, *((paged.close,) if paged else ()))
             raise
-
-    def _texts(self, model: loading.Model) -> GgufVocabulary:
-        return GgufVocabulary(model, self._header.tokens(), chat_format(self._header))
 
     @property
     def _token_ids(self) -> TokenIds | None:

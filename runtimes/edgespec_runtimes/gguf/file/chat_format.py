@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from edgespec.ports.chat_format import DEFAULT, ChatFormat
@@ -23,23 +24,31 @@ _SAMPLING = {
 """Recommended sampling settings: llama.cpp's names to edgespec's."""
 
 
-def chat_format(header: GgufFile) -> ChatFormat:
-    """The chat format in the metadata, without templates and tokens of the wrong type."""
+def special_tokens(header: GgufFile) -> dict[str, int]:
+    """Ids of special tokens by their names in templates, without those of the wrong type."""
+    ids = {name: header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _TOKENS}
+    return {
+        f"{_NAMES.get(name, name)}_token": token
+        for name, token in ids.items()
+        if type(token) is int
+    }
+
+
+def chat_format(header: GgufFile, texts: Mapping[int, bytes]) -> ChatFormat:
+    """The chat format in the metadata, without templates of the wrong type, and special tokens
+    without `texts`."""
     templates = {}
     for key, value in header.metadata.items():
         if isinstance(value, str) and value and key == TEMPLATE:
             templates[DEFAULT] = value
         elif isinstance(value, str) and value and key.startswith(TEMPLATE + "."):
             templates[key.removeprefix(TEMPLATE + ".")] = value
-    ids = {name: header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _TOKENS}
-    wanted = {token for token in ids.values() if type(token) is int}
-    texts = {i: text for i, text in enumerate(header.tokens()) if i in wanted}
-    special_tokens = {
-        f"{_NAMES.get(name, name)}_token": texts[token].decode(errors="replace")
-        for name, token in ids.items()
-        if type(token) is int and token in texts
+    special = {
+        name: texts[token].decode(errors="replace")
+        for name, token in special_tokens(header).items()
+        if token in texts
     }
-    return ChatFormat(templates, special_tokens, sampling=recommended_sampling(header))
+    return ChatFormat(templates, special, sampling=recommended_sampling(header))
 
 
 def recommended_sampling(header: GgufFile) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Knows the container format, but no architectures and no llama.cpp objects.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -101,15 +101,19 @@ class GgufFile:
 
     def token_table(self) -> list[bytes]:
         """All tokens by id, 88 bytes each. Raises ModelError for a model without a vocabulary."""
-        return list(self.tokens())
+        return list(self._tokens.strings())
 
-    def tokens(self) -> Iterator[bytes]:
-        """The tokens in the order of their ids, read at once. Raises ModelError like
+    def texts_of(self, tokens: Collection[int]) -> tuple[dict[int, bytes], int]:
+        """Texts of some tokens, and the length of the longest of all. Raises ModelError like
         `token_table`."""
+        return self._tokens.picked(tokens)
+
+    @property
+    def _tokens(self) -> GgufArray:
         array = self.metadata.get("tokenizer.ggml.tokens")
         if not isinstance(array, GgufArray):
             raise ModelError(f"{self.path} has no vocabulary: it is not a language model")
-        return array.strings()
+        return array
 
     def key(self, suffix: str) -> str:
         """The metadata key `suffix` of this model's architecture."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -65,6 +65,18 @@ class GgufArray:
             begin = end + 8
             end = begin + length_at(data, end)[0]
             yield data[begin:end]
+
+    def picked(self, places: Collection[int]) -> tuple[dict[int, bytes], int]:
+        """The strings at some places, and the length of the longest of all."""
+        data, end, longest, length_at = self._read(), 0, 0, U64.unpack_from
+        found = {}
+        for place in range(self.count):
+            length, begin = length_at(data, end)[0], end + 8
+            end = begin + length
+            longest = max(longest, length)
+            if place in places:
+                found[place] = data[begin:end]
+        return found, longest
 
     def _read(self) -> bytes:
         with _Reader(self.path) as reader:

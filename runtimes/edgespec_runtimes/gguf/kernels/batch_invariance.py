@@ -7,7 +7,8 @@ Multiplies small matrices of known values; knows no model.
 from __future__ import annotations
 
 import functools
-import math
+
+import numpy as np
 
 from edgespec_runtimes.gguf.llama import ggml, log
 
@@ -55,22 +56,22 @@ class RowTrial:
     """Known weights [n_out, n_in] of a type, and known rows that they multiply."""
 
     def __init__(self, kind: int, n_in: int, n_out: int, buffer_type: int) -> None:
-        weights = ggml.quantised(kind, distinct_values(n_out * n_in, 0.73, n_in), n_in)
-        self._multiply = functools.partial(ggml.product, buffer_type, kind, weights, n_in=n_in)
-        self._rows = distinct_values(N_ROWS * n_in, 0.37, n_in)
-        self._n_in = n_in
+        weights = ggml.quantised(kind, distinct_values(n_out, n_in, 0.73))
+        self._multiply = functools.partial(ggml.product, buffer_type, kind, weights)
+        self._rows = distinct_values(N_ROWS, n_in, 0.37)
         self.product_bytes = 4 * n_out
         """Bytes of one row's product."""
 
     def alone(self, row: int, times: int = 1) -> bytes:
         """The product of a row, computed with `times` copies of the row."""
-        return self._multiply(self._rows[row * self._n_in : (row + 1) * self._n_in] * times)
+        return self._multiply(self._rows[[row] * times])
 
     def together(self, n_rows: int) -> bytes:
         """The products of the first `n_rows` rows."""
-        return self._multiply(self._rows[: n_rows * self._n_in])
+        return self._multiply(self._rows[:n_rows])
 
 
-def distinct_values(n: int, step: float, n_in: int) -> list[float]:
-    """Distinct numbers between -1 and 1."""
-    return [math.sin(step * i + 0.01 * (i // n_in)) for i in range(n)]
+def distinct_values(n_rows: int, n_in: int, step: float) -> np.ndarray:
+    """Distinct numbers between -1 and 1, float32 [n_rows, n_in]."""
+    places = np.arange(n_rows * n_in).reshape(n_rows, n_in)
+    return np.sin(step * places + 0.01 * (places // n_in)).astype(np.float32)

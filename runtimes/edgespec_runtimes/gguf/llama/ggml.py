@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
+
+import numpy as np
 
 from edgespec.errors import EdgespecError
 from edgespec_runtimes.gguf.file.layout import KINDS
@@ -186,13 +188,20 @@ def device_name(device: int) -> str:
     return name.decode(errors="replace")
 
 
-def quantised(kind: int, values: Sequence[float], n_in: int) -> bytes:
-    """Rows of weights quantised as in a file."""
-    n_rows = len(values) // n_in
-    floats = (ctypes.c_float * len(values))(*values)
+def quantised(kind: int, values: np.ndarray) -> bytes:
+    """Rows of weights, float32 [n_rows, n_in], quantised as in a file."""
+    n_rows, n_in = values.shape
     out = ctypes.create_string_buffer(n_rows * row_bytes(kind, n_in))
     sizes = [ctypes.c_int64(n) for n in (0, n_rows, n_in)]
-    call(ctypes.c_size_t, "ggml_quantize_chunk", ctypes.c_int(kind), floats, out, *sizes, None)
+    call(
+        ctypes.c_size_t,
+        "ggml_quantize_chunk",
+        ctypes.c_int(kind),
+        values.ctypes.data,
+        out,
+        *sizes,
+        None,
+    )
     return out.raw
 
 
@@ -269,16 +278,16 @@ def product(
     buffer_type: int,
     kind: int,
     weights: bytes,
-    rows: Sequence[float],
-    n_in: int,
+    rows: np.ndarray,
     device: int | None = None,
 ) -> bytes:
     """The product of float32 rows [n_rows, n_in] with weights [n_out, n_in] in such a buffer.
 
     It is float32 [n_rows, n_out], computed on `device` or the CPU.
     """
-    n_rows, n_out = len(rows) // n_in, len(weights) // row_bytes(kind, n_in)
-    floats, out = (ctypes.c_float * len(rows))(*rows), (ctypes.c_float * (n_rows * n_out))()
+    (n_rows, n_in), rows = rows.shape, np.ascontiguousarray(rows)
+    n_out = len(weights) // row_bytes(kind, n_in)
+    out = (ctypes.c_float * (n_rows * n_out))()
     device = _device() if device is None else device
     with ExitStack() as owned:
         backend = new_backend(owned, device)
@@ -291,7 +300,7 @@ def product(
             buffer = pointer("ggml_backend_alloc_ctx_tensors_from_buft", tensors, kept_by)
             owned.callback(pointer, "ggml_backend_buffer_free", buffer)
         set_tensor(left, weights, len(weights))
-        set_tensor(right, floats, ctypes.sizeof(floats))
+        set_tensor(right, rows.ctypes.data, rows.nbytes)
         call(None, "ggml_build_forward_expand", graph, node)
         compute(backend, graph)
         sizes = ctypes.c_size_t(0), ctypes.c_size_t(ctypes.sizeof(out))

@@ -6,6 +6,8 @@ import functools
 import sys
 from contextlib import ExitStack
 
+import numpy as np
+
 from edgespec.errors import EdgespecError
 from edgespec_runtimes.gguf.llama import ggml, loading
 
@@ -44,6 +46,7 @@ def start(device: int) -> None:
     with ExitStack() as owned:
         ggml.new_backend(owned, device)
         for kind in kinds:
-            weights = ggml.quantised(kind, [0.5] * (_N_IN * _N_OUT), _N_IN)
+            weights = ggml.quantised(kind, np.full((_N_OUT, _N_IN), 0.5, np.float32))
             for n_rows in _ROWS:
-                ggml.product(buffer_type, kind, weights, [0.5] * (n_rows * _N_IN), _N_IN, device)
+                rows = np.full((n_rows, _N_IN), 0.5, np.float32)
+                ggml.product(buffer_type, kind, weights, rows, device)

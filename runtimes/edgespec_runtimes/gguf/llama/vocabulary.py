@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import repeat
@@ -13,6 +13,8 @@ import numpy as np
 
 from edgespec.ports import Vocabulary, check_token
 from edgespec.ports.chat_format import ChatFormat
+from edgespec_runtimes.gguf.file.chat_format import chat_format, special_tokens
+from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.llama.loading import Model
 
@@ -34,30 +36,26 @@ PIECES_KEPT = 8_192
 class GgufVocabulary(Vocabulary):
     """Converts between text and tokens with llama.cpp's tokenizer."""
 
-    def __init__(
-        self, model: Model, tokens: Iterable[bytes], chat_format: ChatFormat | None = None
-    ) -> None:
-        """`tokens` are texts in the order of their ids, taken one by one: weights are in memory
-        already, and a list of 152,000 would take 13 MiB beside them."""
+    def __init__(self, model: Model, header: GgufFile | None = None) -> None:
+        """`header` has special tokens and the chat format; of all texts a list would take 13 MiB,
+        beside weights that are in memory already."""
         self._vocab = model.vocab
         self._users = model.users
         self.n_vocab = model.n_vocab
-        self.longest_piece_bytes = 0
         is_end, kinds = self._all(_is_end, np.bool_), self._all(_kind, np.int16)
         self.eog_tokens = frozenset(np.flatnonzero(is_end).tolist())
         is_control = is_end | (kinds & _CONTROL != 0)
-        special = np.flatnonzero(is_control | (kinds & _ADDED != 0)).tolist()
-        control: set[str] = set()
-        added: set[str] = set()
-        texts_of = {token: control if is_control[token] else added for token in special}
-        for token, text in enumerate(tokens):
-            self.longest_piece_bytes = max(self.longest_piece_bytes, len(text))
-            if token in texts_of:
-                texts_of[token].add(text.decode(errors="replace"))
+        special = {*np.flatnonzero(is_control | (kinds & _ADDED != 0)).tolist()}
+        texts: dict[int, bytes] = {}
+        self.longest_piece_bytes = 0
+        if header is not None:
+            wanted = special.union(special_tokens(header).values())
+            texts, self.longest_piece_bytes = header.texts_of(wanted)
+        shown = {token: texts[token].decode(errors="replace") for token in special & texts.keys()}
         self.chat_format = replace(
-            chat_format or ChatFormat(),
-            control_tokens=frozenset(control),
-            added_tokens=frozenset(added),
+            chat_format(header, texts) if header is not None else ChatFormat(),
+            control_tokens=frozenset(text for token, text in shown.items() if is_control[token]),
+            added_tokens=frozenset(text for token, text in shown.items() if not is_control[token]),
             named=LlamaTemplates(),
         )
 
