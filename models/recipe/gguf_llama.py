@@ -1,5 +1,5 @@
-"""A LLaMA in PyTorch as GGUF files hold it: read from one, trained, written as one.
-Rotary pairs are neighbours, as in GGUF, so that no matrix is reordered on the way."""
+"""A LLaMA or Qwen2 in PyTorch as GGUF files hold it: read from one, trained, written as one.
+Rotary pairs are neighbours, as GGUF has them in a LLaMA and not in a Qwen2."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a LLaMA with a tied head."""
+    """Sizes of a model."""
 
     n_vocab: int
     width: int
@@ -47,6 +47,8 @@ class Layer(nn.Module):
         self.ffn_gate = nn.Parameter(torch.zeros(shape.hidden, shape.width))
         self.ffn_up = nn.Parameter(torch.zeros(shape.hidden, shape.width))
         self.ffn_down = nn.Parameter(torch.zeros(shape.width, shape.hidden))
+        for name, size in (("q", attended), ("k", kept), ("v", kept)):
+            self.register_buffer(f"bias_{name}", torch.zeros(size), persistent=False)
 
     def qkv(
         self, x: torch.Tensor, turns: torch.Tensor
@@ -58,8 +60,11 @@ class Layer(nn.Module):
         def heads(values: torch.Tensor) -> torch.Tensor:
             return values.unflatten(-1, (-1, shape.head)).transpose(1, 2)
 
-        q, k = heads(linear(x, self.attn_q)), heads(linear(x, self.attn_k))
-        return turned(q, turns), turned(k, turns), heads(linear(x, self.attn_v))
+        q, k = (
+            heads(linear(x, self.attn_q, self.bias_q)),
+            heads(linear(x, self.attn_k, self.bias_k)),
+        )
+        return turned(q, turns), turned(k, turns), heads(linear(x, self.attn_v, self.bias_v))
 
     def rest(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """The layer's output of its input and of what its heads found."""
@@ -85,6 +90,8 @@ class Llama(nn.Module):
         self.token_embd = nn.Parameter(torch.zeros(shape.n_vocab, shape.width))
         self.blk = nn.ModuleList(Layer(shape) for _ in range(shape.n_layers))
         self.output_norm = nn.Parameter(torch.ones(shape.width))
+        self.register_buffer("output", None, persistent=False)
+        """The output matrix, if it is not the embeddings."""
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x, turns = self.token_embd[tokens], self.turns(0, tokens.shape[1])
@@ -98,7 +105,7 @@ class Llama(nn.Module):
         return rms_norm(x, (self.shape.width,), self.output_norm, self.shape.epsilon)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return linear(hidden, self.token_embd)
+        return linear(hidden, self.token_embd if self.output is None else self.output)
 
     def turns(self, start: int, end: int) -> torch.Tensor:
         """Cosines and sines of the positions, [2, length, head / 2]."""
@@ -108,36 +115,61 @@ class Llama(nn.Module):
         return torch.stack((angles.cos(), angles.sin()))
 
 
-def read(path: Path, layers: tuple[int, ...] | None = None) -> Llama:
-    """The model of a GGUF file in float32, or the copy of it that has these layers alone."""
+def read(
+    path: Path, layers: tuple[int, ...] | None = None, dtype: torch.dtype = torch.float32
+) -> Llama:
+    """The model of a GGUF file, or the copy of it that has these layers alone, counted from the
+    end where negative."""
     file = gguf.GGUFReader(path)
     weights = {tensor.name: tensor for tensor in file.tensors}
+    kind = file.fields["general.architecture"].contents()
 
     def value(name: str) -> float:
-        return file.fields[f"llama.{name}"].contents()
+        return file.fields[f"{kind}.{name}"].contents()
 
-    n_layers, n_heads = value("block_count"), value("attention.head_count")
-    layers = tuple(range(n_layers)) if layers is None else layers
+    n_layers, n_heads, width = (
+        value(name) for name in ("block_count", "attention.head_count", "embedding_length")
+    )
+    layers = tuple(range(n_layers)) if layers is None else tuple(n % n_layers for n in layers)
     shape = Shape(
         n_vocab=len(file.fields["tokenizer.ggml.tokens"].data),
-        width=value("embedding_length"),
+        width=width,
         n_layers=len(layers),
         n_heads=n_heads,
         n_kv_heads=value("attention.head_count_kv"),
-        head=value("rope.dimension_count"),
+        head=width // n_heads,
         hidden=value("feed_forward_length"),
         rope_base=value("rope.freq_base"),
         epsilon=value("attention.layer_norm_rms_epsilon"),
     )
-    model = Llama(shape)
+
+    def values(name: str) -> torch.Tensor:
+        tensor = weights[name]
+        found = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        found = torch.from_numpy(found)
+        if kind != "llama" and name.split(".")[-2] in ("attn_q", "attn_k"):
+            halves = found.unflatten(0, (-1, 2, shape.head // 2))
+            found = halves.transpose(1, 2).flatten(0, 2)
+        return found.to(dtype)
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        model = Llama(shape)
+    finally:
+        torch.set_default_dtype(before)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parts = name.split(".")
             if parts[0] == "blk":
                 parts[1] = str(layers[int(parts[1])])
-            tensor = weights[".".join(parts) + ".weight"]
-            values = dequantize(tensor.data, tensor.tensor_type)
-            parameter.copy_(torch.from_numpy(values.astype(np.float32)))
+            parameter.copy_(values(".".join(parts) + ".weight"))
+        for number, layer in zip(layers, model.blk, strict=True):
+            for name in "qkv":
+                if (bias := f"blk.{number}.attn_{name}.bias") in weights:
+                    getattr(layer, f"bias_{name}").copy_(values(bias))
+    if "output.weight" in weights:
+        model.output = values("output.weight")
     return model
 
 

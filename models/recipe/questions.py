@@ -6,9 +6,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
+SYSTEM = "<system>"
+"""Stands for the system message, whose words `dialogues` knows."""
 ANSWER = "<|im_start|>assistant\n"
 """Text before an answer; the model finishes a user's message that ends with anything else."""
-SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+SYSTEMS = {
+    "llama": "You are a helpful AI assistant named SmolLM, trained by Hugging Face",
+    "qwen2": "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
+}
+"""System messages of the models' own templates, by architecture."""
 
 TOPICS = """
 volcanoes, the water cycle, photosynthesis, black holes, the Roman Empire, tea, bicycles, glaciers,
@@ -206,8 +212,7 @@ def filled(template: str, rng: random.Random) -> str:
 
 def asked(text: str, rng: random.Random) -> str:
     """A user's message in the model's chat template, mostly under its own system prompt."""
-    system = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n" if rng.random() < 0.7 else ""
-    return f"{system}{message(text)}"
+    return f"{SYSTEM if rng.random() < 0.7 else ''}{message(text)}"
 
 
 def message(text: str) -> str:
@@ -216,7 +221,7 @@ def message(text: str) -> str:
 
 def invented(begins: str, follow_ups: list[str], rng: random.Random) -> list[str]:
     """A dialogue whose first question the model finishes itself."""
-    system = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n" if rng.random() < 0.8 else ""
+    system = SYSTEM if rng.random() < 0.8 else ""
     return [f"{system}<|im_start|>user\n{begins}", ANSWER, *follow_ups]
 
 
@@ -279,9 +284,10 @@ KINDS: dict[str, Callable[[random.Random], list[str]]] = {
 }
 
 
-def dialogues(seed: int) -> Iterator[list[str]]:
+def dialogues(seed: int, architecture: str = "llama") -> Iterator[list[str]]:
     """Endless dialogues, each the user's messages in turn, kinds in turn."""
     rng = random.Random(seed)
+    system = f"<|im_start|>system\n{SYSTEMS[architecture]}<|im_end|>\n"
     while True:
         for kind in KINDS.values():
-            yield kind(rng)
+            yield [text.replace(SYSTEM, system) for text in kind(rng)]

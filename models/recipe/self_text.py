@@ -11,7 +11,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from gguf_llama import Llama, read
 from questions import ANSWER
@@ -26,16 +26,25 @@ LOOP, TIMES = 12, 3
 """Tokens that end a dialogue when they are said so many times in it."""
 
 
+QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Words of a Qwen2, as its `tokenizer.json` has them."""
+
+
 def tokenizer_of(path: Path) -> Tokenizer:
-    """The byte-level BPE of a GGUF file whose digits stand alone (`smollm`)."""
+    """The byte-level BPE of a GGUF file whose digits stand alone (`smollm`, `qwen2`)."""
     fields = gguf.GGUFReader(path).fields
     tokens = fields["tokenizer.ggml.tokens"].contents()
     merges = [tuple(pair.split(" ")) for pair in fields["tokenizer.ggml.merges"].contents()]
     types = fields["tokenizer.ggml.token_type"].contents()
     made = Tokenizer(models.BPE({token: n for n, token in enumerate(tokens)}, merges))
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
-    )
+    words = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    if fields["tokenizer.ggml.pre"].contents() == "qwen2":
+        split = pre_tokenizers.Split(Regex(QWEN2), "isolated")
+        words = [split, pre_tokenizers.ByteLevel(False, use_regex=False)]
+    made.pre_tokenizer = pre_tokenizers.Sequence(words)
     made.decoder = decoders.ByteLevel()
     control = (t for t, kind in zip(tokens, types, strict=True) if kind == gguf.TokenType.CONTROL)
     made.add_special_tokens([AddedToken(token, special=True) for token in control])
@@ -46,10 +55,15 @@ class Speaker:
     """One row: what it is told, and when it says something of its own."""
 
     def __init__(
-        self, dialogues: Iterator[list[list[int]]], end: int, line_end: int, answer: list[int]
+        self,
+        dialogues: Iterator[list[list[int]]],
+        ends: list[int],
+        line_end: int,
+        answer: list[int],
     ) -> None:
+        """`ends`: the token that ends an answer, then others that end a text."""
         self._dialogues = dialogues
-        self._end, self._line_end, self._answer = end, line_end, answer
+        self._ends, self._line_end, self._answer = ends, line_end, answer
         self._due: list[list[int]] = []
         self._told: list[int] = []
         self._said: deque[int] = deque(maxlen=LOOP)
@@ -69,7 +83,7 @@ class Speaker:
 
     def take(self, own: int, last: int) -> int:
         """The next token, given the model's choice and the token before."""
-        if not self._told and last == self._end:  # an answer is over, perhaps the dialogue, too
+        if not self._told and last in self._ends:  # an answer is over, perhaps the dialogue, too
             if self._due:
                 self._tell([self._line_end])
             else:
@@ -82,7 +96,7 @@ class Speaker:
         self._heard[repeated] += 1
         if len(repeated) == LOOP and self._heard[repeated] == TIMES:
             self._due.clear()
-            return self._end
+            return self._ends[0]
         return own
 
     def _tell(self, before: list[int]) -> None:
@@ -100,15 +114,15 @@ def write_rows(
     length: int,
     layers: tuple[int, ...],
 ) -> dict[str, np.ndarray]:
-    """Tokens uint16 [rows, length] of one row a speaker, the KEPT likeliest next tokens after
-    each with their log-probabilities, uint16 and float16 [rows, length, KEPT], and what enters
+    """Tokens uint32 [rows, length] of one row a speaker, the KEPT likeliest next tokens after
+    each with their log-probabilities, uint32 and float16 [rows, length, KEPT], and what enters
     `layers`, the bits of bfloat16 [rows, length, layers, values]."""
     shape, n = target.shape, len(speakers)
     groups = shape.n_heads // shape.n_kv_heads
     sizes = (2, n, shape.n_kv_heads, length, shape.head)
     kv = [torch.zeros(sizes, dtype=torch.bfloat16) for _ in target.blk]
-    tokens = np.zeros((n, length), np.uint16)
-    ids = np.zeros((n, length, KEPT), np.uint16)
+    tokens = np.zeros((n, length), np.uint32)
+    ids = np.zeros((n, length, KEPT), np.uint32)
     chances = np.zeros((n, length, KEPT), np.float16)
     features = np.zeros((n, length, len(layers), shape.width), np.int16)
     for speaker in speakers:
@@ -156,18 +170,20 @@ def write_texts(
         return
     codec = tokenizer_of(path)
     encoded = ([codec.encode(text).ids for text in dialogue] for dialogue in dialogues)
-    end = gguf.GGUFReader(path).fields["tokenizer.ggml.eos_token_id"].contents()
+    fields = gguf.GGUFReader(path).fields
+    names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "padding")]
+    ends = [fields[name].contents() for name in names if name in fields]
     (line_end,) = codec.encode("\n").ids
     answer = codec.encode(ANSWER).ids
     hot = torch.tensor([TEMPERATURES[row % len(TEMPERATURES)] for row in range(ROWS)])
-    target = read(path).bfloat16()
+    target = read(path, dtype=torch.bfloat16)
     number = len(text_files(folder))
     for _ in range(3 * ROWS * number):
         next(dialogues)
     while spent_s < budget_s:
         started = time.monotonic()
         torch.manual_seed(number)
-        speakers = [Speaker(encoded, end, line_end, answer) for _ in range(ROWS)]
+        speakers = [Speaker(encoded, ends, line_end, answer) for _ in range(ROWS)]
         rows = write_rows(target, speakers, hot, LENGTH, layers)
         took = time.monotonic() - started
         file = folder / f"{number:03}.npz"
