@@ -17,11 +17,66 @@ EdgespecError                 1  anything that went wrong while running
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
+_MARK = "\0"
+"""Stands before and after each setting that a message names."""
+
+
+class _Setting(str):
+    """Name of a setting between marks."""
+
+    __slots__ = ()
+
+    def __call__(self, value: object) -> str:
+        """The name with a value."""
+        return f"{self[:-1]}={value}{_MARK}"
+
+
+class _Settings:
+    def __getattr__(self, name: str) -> _Setting:
+        return _Setting(f"{_MARK}{name}{_MARK}")
+
+
+setting = _Settings()
+"""Settings for messages, `setting.ctx_size` or `setting.ctx_size(512)`: each surface spells them as
+its users do."""
+
+
+class Sentence(str):
+    """A message to users, in whose text settings are arguments in backticks."""
+
+    marked: str
+    """The message with marks, for a part of another one."""
+
+    def __new__(cls, marked: str) -> Self:
+        sentence = super().__new__(cls, marked.replace(_MARK, "`"))
+        sentence.marked = getattr(marked, "marked", marked)
+        return sentence
+
+    def spelled(self, spell: Callable[[str], str]) -> str:
+        """The text, in which `spell` tells each setting, a name or `name=value`."""
+        parts = self.marked.split(_MARK)
+        parts[1::2] = map(spell, parts[1::2])
+        return "".join(parts)
+
+
+def marked(said: object) -> str:
+    """A message or an error's message as a part of another message."""
+    return getattr(getattr(said, "message", said), "marked", str(said))
+
 
 class EdgespecError(Exception):
     """Root of the tree; its text says what happened and what to do next."""
 
     exit_code = 1
+
+    def __init__(self, message: str = "") -> None:
+        self.message = Sentence(message)
+        super().__init__(self.message)
 
 
 class UsageError(EdgespecError):
@@ -40,7 +95,7 @@ class ContextOverflow(UsageError):
         count = f"{n_prompt_tokens:,}" if is_counted else f"at least {n_prompt_tokens:,}"
         super().__init__(
             f"the prompt is too long: this model's maximum context length is {n_ctx:,} tokens, and "
-            f"the prompt has {count}: shorten it or raise `ctx_size`"
+            f"the prompt has {count}: shorten it or raise {setting.ctx_size}"
         )
         self.param: str | None = None
         """Field of a request that the prompt came in."""

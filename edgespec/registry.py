@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from edgespec import extras
 from edgespec.concurrency.worker import raise_if_cancelled
-from edgespec.errors import ModelError, UsageError
+from edgespec.errors import ModelError, UsageError, setting
 from edgespec.extras import entry_points
 from edgespec.files.regular import open_regular, special_kind
 from edgespec.memory.budget import MemoryPlan, MemoryRow
@@ -85,7 +85,7 @@ class ModelRequest:
         """Raise UsageError for a context of more tokens than the model was trained on."""
         if n_ctx > n_trained:
             raise UsageError(
-                f"`ctx_size={n_ctx:,}` is more than the {n_trained:,} tokens that "
+                f"{setting.ctx_size(f'{n_ctx:,}')} is more than the {n_trained:,} tokens that "
                 f"{self.path.name} was trained on: take at most {n_trained:,}"
             )
 
@@ -324,7 +324,8 @@ def find(path: Path) -> Runtime:
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
     if is_missing:
-        raise ModelError(f"{path} does not exist: check the path given with `model` or `draft`")
+        where = f"the path given with {setting.model} or {setting.draft}"
+        raise ModelError(f"{path} does not exist: check {where}")
     kind = special_kind(path.stat().st_mode)
     if kind is not None and not path.is_dir():
         raise ModelError(f"{path} is {kind}: a model is a regular file or a folder of them")

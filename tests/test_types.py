@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pydoc
 import re
 import subprocess
 import sys
@@ -82,12 +81,3 @@ def test_the_types_of_load_settings_know_every_public_setting() -> None:
 
 def test_the_types_of_sampling_know_every_setting() -> None:
     assert SamplingFields.__annotations__.keys() == edgespec.SamplingParams.model_fields.keys()
-
-
-def test_settings_show_names_defaults_and_meanings_before_anything_of_pydantic() -> None:
-    shown = pydoc.render_doc(edgespec.LoadSettings, renderer=pydoc.plaintext)
-    shown = shown.partition("Method resolution order")[0]
-    assert "ctx_size = 0\n |      Tokens of context of a text; 0 is what the model was" in shown
-    assert "memory_budget='auto', " in shown.splitlines()[3]
-    for text in (shown, repr(edgespec.LoadSettings(model="m"))):
-        assert not re.search("pydantic_|FieldInfo|Flag\\(|model_dump|optional_draft", text)

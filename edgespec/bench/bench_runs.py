@@ -21,7 +21,7 @@ from edgespec.bench.bench_settings import BenchSettings
 from edgespec.bench.modes import BenchDraft, Mode
 from edgespec.bench.runs import Decoded
 from edgespec.bench.summary import FinishedRun
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, marked
 from edgespec.jobs.launching import launch
 from edgespec.jobs.limits import UNLIMITED, Limiter
 from edgespec.memory import process
@@ -108,7 +108,7 @@ def survey(bench: Bench, show: Progress) -> ModelSurvey:
             # without limits: one that is too small would kill the process before it can report it
             reason = launch(partial(child.reason_without_draft, load), tick=tick)
         except EdgespecError as error:
-            reason = str(error)
+            reason = marked(error)
             errors.append(error)
         if path and reason:
             obstacles[path] = reason
@@ -169,8 +169,8 @@ def run_all(
         try:
             measured = _measure(bench, turn, tick)
         except EdgespecError as error:
-            results.failures.append(SkippedMode(turn.mode, str(error)))
-            note(f"{counter} {turn.mode} failed: {error}")
+            results.failures.append(SkippedMode(turn.mode, error.message))
+            note(f"{counter} {turn.mode} failed: {marked(error)}")
         else:
             left_s = (time.monotonic() - began) / n_done * len(due)
             if isinstance(measured, float):
@@ -266,7 +266,7 @@ def applicable(
     fitting, left_out = [], []
     for mode in modes:
         if mode.drafts and mode.draft is None:
-            reason = "there is no draft: -md names one; mode `lookup` guesses without"
+            reason = "there is no draft: -md names one; mode lookup guesses without"
             left_out.append(SkippedMode(mode.name, reason))
         elif mode.draft and mode.engine is None and not mode.draft.in_library:
             left_out.append(SkippedMode(mode.name, "its library cannot run this draft"))

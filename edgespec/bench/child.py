@@ -14,7 +14,7 @@ import psutil
 from edgespec import registry
 from edgespec.bench.runs import Decoded
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, marked
 from edgespec.memory import process
 from edgespec.paging import disk_speed
 from edgespec.ports.baselines import BaselineRequest
@@ -124,7 +124,9 @@ def reason_without_draft(load: LoadSettings) -> str:
     Reads no weights. Raises the errors of planning.
     """
     plan = session.plan(load)
-    return "; ".join(plan.notes) if load.draft is not None and not plan.has_draft else ""
+    return (
+        "; ".join(map(marked, plan.notes)) if load.draft is not None and not plan.has_draft else ""
+    )
 
 
 def resident_bytes(load: LoadSettings) -> int:

@@ -7,6 +7,7 @@ from operator import itemgetter
 
 from edgespec.bench.bench_report import BenchReport
 from edgespec.bench.summary import FinishedRun, ModeSummary
+from edgespec.errors import marked
 from edgespec.reports import Column, Report, Row, Table
 from edgespec.settings.units import format_duration, format_size
 
@@ -145,8 +146,8 @@ def reading_lines(report: BenchReport) -> list[str]:
             f"agrees: tokens before the first difference to {report.reference}, of those compared; "
             "a batch and single tokens round differently, and near ties may fall either way."
         )
-    lines += [f"{gone.mode}: left out, {gone.reason}" for gone in report.left_out]
-    lines += [f"{failed.mode}: failed, {failed.reason}" for failed in report.failures]
+    lines += [f"{gone.mode}: left out, {marked(gone.reason)}" for gone in report.left_out]
+    lines += [f"{failed.mode}: failed, {marked(failed.reason)}" for failed in report.failures]
     return lines + list(report.notes)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, setting
 from edgespec.ports.chat_format import NamedTemplates
 from edgespec.settings.base import nearest
 
@@ -28,7 +28,7 @@ def named_template(text: str, known: NamedTemplates | None) -> tuple[str, Render
     if known is None:
         raise UsageError(
             f"the chat template {text[:60]!r} is not Jinja, and names are llama.cpp's, which does "
-            "not run this model: give Jinja, or a file with `use_chat_template`"
+            f"not run this model: give Jinja, or a file with {setting.use_chat_template}"
         )
     if text not in known.names:
         raise UsageError(

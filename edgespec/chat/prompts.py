@@ -20,7 +20,7 @@ from edgespec.chat.messages import Message
 from edgespec.chat.named_templates import RENDERED, named_template
 from edgespec.chat.reasoning import ChannelSplitter, Marks, ReasoningSplitter, is_open, marks_of
 from edgespec.chat.render_limits import TemplateLimitError, measured
-from edgespec.errors import ModelError, UsageError
+from edgespec.errors import ModelError, UsageError, setting
 from edgespec.ports.chat_format import ChatFormat
 from edgespec.settings import arguments
 
@@ -129,7 +129,7 @@ class ChatPrompts:
                 if not template.shows_messages():
                     raise ModelError(
                         "the chat template shows no message, so that every question would get one "
-                        "answer: give another with `use_chat_template`"
+                        f"answer: give another with {setting.use_chat_template}"
                     )
                 self._templates[source] = template
             return self._templates[source]

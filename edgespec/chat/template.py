@@ -21,7 +21,7 @@ from edgespec.chat.messages import Message, checked
 from edgespec.chat.reasoning import marks_of
 from edgespec.chat.render_limits import RenderingLimits, TemplateLimitError
 from edgespec.chat.sandbox import ChatEnvironment
-from edgespec.errors import ModelError
+from edgespec.errors import ModelError, setting
 
 MAX_SOURCE_CHARACTERS = 1 << 20
 
@@ -45,7 +45,7 @@ class ChatTemplate:
         if len(source) > MAX_SOURCE_CHARACTERS:
             raise ModelError(
                 f"the chat template has {len(source):,} characters, more than "
-                f"{MAX_SOURCE_CHARACTERS:,}: give another with `use_chat_template`"
+                f"{MAX_SOURCE_CHARACTERS:,}: give another with {setting.use_chat_template}"
             )
         self.source = source
         self.special_tokens = dict(special_tokens or {})
@@ -63,7 +63,7 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise ModelError(
                 f"the chat template is wrong in line {error.lineno}: {error.message}; give "
-                "another with `use_chat_template`"
+                f"another with {setting.use_chat_template}"
             ) from error
         except (TemplateError, TemplateLimitError, RecursionError) as error:
             raise _failure(error) from error

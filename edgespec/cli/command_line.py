@@ -17,7 +17,7 @@ from edgespec.cli.console import STDOUT, report_failure
 from edgespec.cli.flags import parser
 from edgespec.cli.interrupts import INTERRUPTED, Interrupts
 from edgespec.concurrency.spinning import SHORT
-from edgespec.errors import Cancelled, EdgespecError
+from edgespec.errors import Cancelled, EdgespecError, marked
 
 WITH_JSON_FILE = frozenset({"generate", "bench"})
 """Commands whose --json takes the name of a file."""
@@ -75,7 +75,7 @@ def _message(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT_ERRORS:
         advice = _OUTPUT_ERRORS[error.errno]
         return f"the output cannot be written: {error.strerror}: {advice}"
-    return str(error)
+    return marked(error)
 
 
 def json_place(arguments: Sequence[str]) -> str | None:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from edgespec.errors import BudgetError, EdgespecError
+from edgespec.errors import BudgetError, EdgespecError, Sentence, marked
 from edgespec.files.named_errors import named
 from edgespec.reports import Report
 from edgespec.settings.units import format_duration
@@ -125,7 +125,7 @@ class Console:
                 content |= {"notes": [_in_flags(note) for note in content["notes"]]}
             self._write(_as_json(content, self._out.encoding))
         else:
-            self.write("\n".join(report.lines(self.width)))
+            self.write("\n".join(map(marked, report.lines(self.width))))
 
     def write(self, text: str) -> None:
         """Write a result, such as a table, on lines of its own."""
@@ -267,12 +267,13 @@ def _as_json(content: Mapping[str, Any], encoding: str | None = "utf-8") -> str:
 
 
 def _in_flags(text: str) -> str:
-    """A message with flags in place of the settings that it names in backticks."""
-    if "`" not in text:
+    """A message with flags in place of the settings that it names."""
+    sentence = Sentence(text)
+    if sentence.marked == sentence:
         return text
     from edgespec.settings.base import in_flags  # with pydantic, which `--help` does without
 
-    return in_flags(text)
+    return in_flags(sentence)
 
 
 def report_failure(

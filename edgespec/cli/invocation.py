@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 from edgespec.chat.chat_sampling import chat_sampling
 from edgespec.cli import fetching
 from edgespec.cli.console import Console
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError, UsageError, marked, setting
 from edgespec.files import cache_folder
 from edgespec.files.named_errors import named
 from edgespec.files.regular import read_at_most
@@ -93,7 +93,7 @@ class CommandSettings:
         with session.load(self.load, self.engine, console.progress, trace) as loaded:
             console.end_of_progress()
             for note in loaded.plan.notes:
-                console.note(f"note: {note}")
+                console.note(f"note: {marked(note)}")
             if template is not None:
                 loaded.use_chat_template(template)
             yield loaded
@@ -259,7 +259,7 @@ def _settle_draft(
     """Resolve contradictions about the draft; flags win over the config file."""
     for settings, names in ((flags, Spelling()), (config, in_config)):
         if settings.get("no_draft") and "draft" in settings:
-            said = "`no_draft` contradicts `draft`: leave one of them out"
+            said = f"{setting.no_draft} contradicts {setting.draft}: leave one of them out"
             raise UsageError(names.spelled(said))
     if flags.get("no_draft"):
         _drop({"draft", *_about_drafts()} & config.keys(), config, notes)
@@ -278,7 +278,7 @@ def _choose_models(settings: dict[str, Any], notes: list[str], names: Spelling) 
             _add_own_draft(settings, notes)
         return
     if "draft" in settings:
-        said = "`draft` needs the model it drafts for: name it with `model`"
+        said = f"{setting.draft} needs the model it drafts for: name it with {setting.model}"
         raise UsageError(names.spelled(said))
     pair = embedded_pair()
     settings["model"] = pair.target
@@ -341,7 +341,7 @@ def _guesses_itself(model: Path) -> bool:
 def _named_in(names: Spelling, role: str, args: Any) -> Any:
     """The path of a model; in a config file, a path that does not exist may be a name."""
     if role not in names.in_file or names.file is None:
-        named = names.spelled(f"`{role}`")
+        named = names.spelled(getattr(setting, role))
         return model_path(args, named) if isinstance(args, str | Path) else args
     if isinstance(args, Path) and not args.exists() and args.parent == names.file.parent:
         return catalogue.lookup(args.name) or args
@@ -359,7 +359,7 @@ def _validated(settings: dict[str, Any], of: type[S], names: Spelling) -> S:
     try:
         return of.model_validate(known)
     except UsageError as error:
-        raise UsageError(names.spelled(str(error))) from error
+        raise UsageError(names.spelled(error.message)) from error
 
 
 def _about_drafts() -> set[str]:

@@ -18,7 +18,7 @@ from edgespec.cli.console import Console
 from edgespec.cli.invocation import CommandSettings, model_path, settings_from
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.request_limits import EMBEDDING_BODY_BYTES, max_body_bytes, serving_bytes
-from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
+from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError, marked
 from edgespec.files import gguf_names
 from edgespec.memory import heap, process
 from edgespec.memory.division import HEADROOM_SHARE
@@ -205,7 +205,7 @@ class ModelList:
         load = settings.load.model_copy(update={**self._given, **changes})
         loaded = session.load(load, settings.engine, progress)
         for note in loaded.plan.notes:
-            self._console.note(f"note: {note}")
+            self._console.note(f"note: {marked(note)}")
         loaded.use_chat_template(self._template)
         return loaded
 
@@ -234,8 +234,8 @@ class ModelList:
         except (EdgespecError, OSError) as error:
             if model is self.first:
                 raise
-            model.error, model.is_unusable = str(error), True
-            self._console.note(f"note: {model.name} cannot be loaded: {error}")
+            model.error, model.is_unusable = marked(error), True
+            self._console.note(f"note: {model.name} cannot be loaded: {marked(error)}")
         finally:
             heap.trim_heap()
 

@@ -152,7 +152,7 @@ class Completions:
         try:
             self._session.chat_prompt([{"role": "user", "content": "Hello"}])
         except EdgespecError as error:
-            return str(error)
+            return error.message
         return None
 
     def chat(self, request: ChatRequest, client: str = "") -> ChatCompletion:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate, chain
 from typing import Any
 
-from edgespec.errors import BudgetError
+from edgespec.errors import BudgetError, Sentence, setting
 from edgespec.memory.expert_sizes import ExpertSizes, room_for_experts
 from edgespec.memory.pinning import (
     Order,
@@ -104,6 +104,9 @@ class MemoryPlan:
     """About what each further text at once takes; 0 if the models write one at a time."""
     texts_alter_prompts: bool = False
     """With several texts at once, a prompt would round otherwise and take longer."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "notes", tuple(map(Sentence, self.notes)))
 
     @property
     def planned_bytes(self) -> int:
@@ -374,7 +377,7 @@ def _error_text(budget_bytes: int, smallest: int, rows: Sequence[MemoryRow], res
     return (
         f"the memory budget of {budget_bytes / MIB:.0f} MiB is too small: at least "
         f"{-(-smallest // MIB)} MiB are needed (in MiB: {parts}, the rest for {rest}); "
-        "raise `memory_budget` or lower `ctx_size`"
+        f"raise {setting.memory_budget} or lower {setting.ctx_size}"
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import chain
 from operator import itemgetter
 
-from edgespec.errors import BudgetError
+from edgespec.errors import BudgetError, setting
 from edgespec.memory.budget import (
     COPIES,
     MIB,
@@ -218,4 +218,4 @@ def _too_small(plan: MemoryPlan, budget_bytes: int, smallest: int, has_cuts: boo
     if plan.paged and has_cuts:
         return f"{said} with its context and batches: load again with the smaller budget"
     why = "cannot be moved" if plan.paged else "fits whole, so that its weights stay in memory"
-    return f"{said}: the target {why}; load it with `adjustable_budget=True`"
+    return f"{said}: the target {why}; load it with {setting.adjustable_budget(True)}"

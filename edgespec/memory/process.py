@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, setting
 from edgespec.memory import cgroups
 from edgespec.settings.units import auto_bounds, format_size, parse_size
 
@@ -106,7 +106,7 @@ def note_on_plan(planned_bytes: int) -> str | None:
         return None
     return (
         f"this machine has {format_size(total)} of memory for this process, less than the "
-        f"{format_size(planned_bytes)} planned: lower `memory_budget`"
+        f"{format_size(planned_bytes)} planned: lower {setting.memory_budget}"
     )
 
 
@@ -150,7 +150,7 @@ def resolve_gpu_budget(gpu_memory_budget: int | str | None, free: int, total: in
     budget = parse_size(gpu_memory_budget, total)
     if budget > total:
         raise UsageError(
-            f"`gpu_memory_budget` asks for {budget / MIB:,.0f} MiB, and the GPU has "
+            f"{setting.gpu_memory_budget} asks for {budget / MIB:,.0f} MiB, and the GPU has "
             f"{total / MIB:,.0f}: ask for less, or leave it out"
         )
     return budget

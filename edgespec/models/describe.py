@@ -75,7 +75,7 @@ def listing() -> list[KnownModel]:
         try:
             details = registry.describe(model.path)
         except (BudgetError, ModelError) as error:
-            listed.append(replace(model, problem=str(error)))
+            listed.append(replace(model, problem=error.message))
             continue
         listed.append(
             replace(

@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, setting
 from edgespec.ports import Vocabulary
 from edgespec.values import RoundStats, TextCost
 
@@ -88,7 +88,7 @@ def check_room(prompt: Sequence[int], request: BaselineRequest) -> None:
     if len(prompt) + request.n_tokens > request.ctx_size:
         raise UsageError(
             f"{len(prompt)} tokens of prompt and {request.n_tokens} more do not fit into a "
-            f"context of {request.ctx_size}: raise `ctx_size`"
+            f"context of {request.ctx_size}: raise {setting.ctx_size}"
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from edgespec.errors import ModelError
+from edgespec.errors import ModelError, setting
 
 DEFAULT = "default"
 FOR_TOOLS = "tool_use"
@@ -55,9 +55,9 @@ class ChatFormat:
             names = ", ".join(sorted(self.templates))
             raise ModelError(
                 f"{model} has chat templates ({names}) and none of them is its default: give one "
-                "with `use_chat_template`"
+                f"with {setting.use_chat_template}"
             )
         raise ModelError(
             f"{model} has no chat template: it continues text and was not trained to converse; "
-            "use `edgespec generate`, or give a template with `use_chat_template`"
+            f"use `edgespec generate`, or give a template with {setting.use_chat_template}"
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from edgespec.completions.refusals import Refusal
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, setting
 
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -162,8 +162,8 @@ def _check_origin_name(origin: str) -> None:
     is_origin = separator and scheme and netloc and _netloc(origin) == netloc
     if not (is_origin and origin == origin.lower()) and origin not in ("*", "null"):
         raise UsageError(
-            f"`allowed_origin={origin}`: it must be a scheme and a host in lower case, such as "
-            "https://app.example or http://localhost:3000, or * for any page"
+            f"{setting.allowed_origin(origin)}: it must be a scheme and a host in lower case, such "
+            "as https://app.example or http://localhost:3000, or * for any page"
         )
 
 

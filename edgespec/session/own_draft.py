@@ -18,7 +18,7 @@ from typing import Any
 
 from edgespec import registry
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import BudgetError, EdgespecError, UsageError
+from edgespec.errors import BudgetError, EdgespecError, UsageError, marked, setting
 from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile
 from edgespec.files.sampled import sampled_digest
@@ -55,7 +55,7 @@ BUFFER_SHARE, MIN_BUFFER_BYTES, MAX_BUFFER_BYTES = 0.1, 16 * MIB, 256 * MIB
 DIGITS = 12
 """Digits of a target's digest in the names of its drafts."""
 _NAME = re.compile(rf".*-self-(\w+)-([0-9a-f]{{{DIGITS}}})\.gguf")
-OTHERWISE = "name a small model of its family with `draft`, or use `lookup=True`"
+OTHERWISE = f"name a small model of its family with {setting.draft}, or use {setting.lookup(True)}"
 N_CLASSES = 8
 """Budgets that are equal in eighths of the target's size share a choice."""
 
@@ -109,7 +109,7 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
     choices, known = _choices(digest), _known(digest)
     name = _budget_class(files, budget_bytes)
     if refusal := known.get(name, {}).get("refusal"):
-        again = "`edgespec models draft TARGET OUT` measures again, for a file to name with `draft`"
+        again = f"`edgespec models draft TARGET OUT` measures again, for {setting.draft}"
         raise UsageError(f"{refusal} (measured before; {again})")
     progress = progress or _silent
     kinds = [str(one.get("kind")) for one in (known.get(name, {}), *known.values())]
@@ -124,7 +124,7 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
             path = _cache_path(target, made.kind, digest)
             (scratch / "draft.gguf").replace(path)
     except _Slower as error:
-        choices.write(known | {name: {"refusal": str(error)}})
+        choices.write(known | {name: {"refusal": marked(error)}})
         raise
     choices.write(known | {name: asdict(made)})
     return path
@@ -194,7 +194,7 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
                 f"a draft made from {target.name} ({kind}, {format_size(made.size_bytes)}) was "
                 f"slower than none under {format_size(plan.budget_bytes)}: {made.tokens_per_s:.2f} "
                 f"tokens/s, {made.alone_tokens_per_s:.2f} without; it was not kept: raise "
-                "`memory_budget`, or go on with guesses from the text"
+                f"{setting.memory_budget}, or go on with guesses from the text"
             )
         draft.replace(out)
     return made
@@ -225,7 +225,7 @@ def _choose(target: Path, plan: MemoryPlan, tool: ModelTool) -> Strategy:
         raise BudgetError(
             f"a draft made from {target.name} takes {format_size(chosen[0].draft_bytes)} beside "
             f"{format_size(plan.smallest_bytes)} for the target, more than "
-            f"{format_size(plan.budget_bytes)} leave: raise `memory_budget`"
+            f"{format_size(plan.budget_bytes)} leave: raise {setting.memory_budget}"
         )
     raise UsageError(
         f"a draft made from {target.name} would be slower than none: this disk reads "

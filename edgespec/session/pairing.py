@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgespec import registry
-from edgespec.errors import ModelError, PairError, UsageError
+from edgespec.errors import ModelError, PairError, UsageError, setting
 from edgespec.memory.budget import MemoryPlan
 from edgespec.registry import PreparedModel
 from edgespec.settings.config import LoadSettings
@@ -27,7 +27,7 @@ def check_head(settings: LoadSettings, target: PreparedModel, head: PreparedMode
     if target.info.n_slots > 1 and (is_own or settings.optional_draft):
         what = "its layer for guessing" if is_own else "a head"
         raise UsageError(
-            f"{what} follows one text, and `n_parallel` asks for {target.info.n_slots}"
+            f"{what} follows one text, and {setting.n_parallel} asks for {target.info.n_slots}"
         )
 
 
@@ -41,7 +41,7 @@ def note_on_texts(
         return None
     is_head = models[-1].info.reads_features
     model = f"the head {models[-1].info.name}" if is_head else models[0].info.name
-    return f"{rule or model} serves one text at a time: `n_parallel={wanted}` waits in line"
+    return f"{rule or model} serves one text at a time: {setting.n_parallel(wanted)} waits in line"
 
 
 def check_pair(target: PreparedModel, draft: PreparedModel) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from edgespec.concurrency.owning import POLL_S, Closeable
 from edgespec.engine.engine import Engine
-from edgespec.errors import BudgetError, EdgespecError, SessionClosed, UsageError
+from edgespec.errors import BudgetError, EdgespecError, SessionClosed, UsageError, setting
 from edgespec.grammar.specification import GRAMMAR_BYTES, GRAMMARS_AT_ONCE, library_bytes
 from edgespec.memory import division, process
 from edgespec.memory.budget import MemoryPlan, MemoryRow
@@ -92,7 +92,7 @@ class SessionBudget(Closeable):
         if follows and self._weights is None:
             raise UsageError(
                 "the target's weights stay, so that its budget cannot follow the free memory: "
-                "load it with `adjustable_budget=True`"
+                f"load it with {setting.adjustable_budget(True)}"
             )
         budget_bytes = 0 if follows else parse_size(size, process.total_bytes())
         with self._engine.use(), self._changing:
@@ -118,7 +118,7 @@ class SessionBudget(Closeable):
             try:
                 self._change_to(replace(self.plan, rows=rows), budget_bytes)
             except BudgetError as error:
-                paging = "" if self._weights else ", or page weights (`adjustable_budget`)"
+                paging = "" if self._weights else f", or page weights ({setting.adjustable_budget})"
                 raise UsageError(
                     f"structured answers need {format_size(nbytes)}, more than the models leave of "
                     f"the memory budget of {format_size(budget_bytes)}: raise it{paging}"

@@ -15,6 +15,7 @@ import numpy as np
 
 from edgespec import theory
 from edgespec.engine.prices import Point, Prices
+from edgespec.errors import setting
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.paging.disk_speed import USUAL_BYTES_PER_S
 from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, USUAL_DRAFT_MAX
@@ -233,7 +234,7 @@ def hint(
         return []
     best, (low, high) = chosen
     return [
-        '`draft="self"` makes a draft from the target, once, in minutes '
+        setting.draft('"self"') + " makes a draft from the target, once, in minutes "
         f"({format_size(best.file_bytes)} in the cache): expect {low:.1f} to {high:.1f} times as "
         "many tokens per second"
     ]

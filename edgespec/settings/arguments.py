@@ -20,7 +20,7 @@ _BYTES = (bytes, bytearray, memoryview)
 def instance(name: str, value: Any, kind: type[T]) -> T:
     """`value` if it is an instance of `kind`. Raises UsageError."""
     if not isinstance(value, kind):
-        raise UsageError(f"{name} must be of the type {kind.__name__}, not {_shown(value)}")
+        raise _wrong(name, f"of the type {kind.__name__}", value)
     return value
 
 
@@ -39,15 +39,14 @@ def keywords(given: Iterable[str], known: Iterable[str], others: Iterable[str] =
 def callback(name: str, value: T) -> T:
     """`value` if it is callable or None. Raises UsageError."""
     if value is not None and not callable(value):
-        raise UsageError(f"{name} must be a function or None, not {_shown(value)}")
+        raise _wrong(name, "a function or None", value)
     return value
 
 
 def text(name: str, value: Any) -> str:
     """`value` if it is text that can be encoded. Raises UsageError."""
     if not isinstance(value, str):
-        hint = ": decode them first" if isinstance(value, _BYTES) else ""
-        raise UsageError(f"{name} must be text, not {_shown(value)}{hint}")
+        raise _wrong(name, "text", value)
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -60,10 +59,8 @@ def text(name: str, value: Any) -> str:
 
 def token_ids(name: str, value: Any) -> list[int]:
     """`value` as a list of token ids. Raises UsageError."""
-    if isinstance(value, _BYTES):
-        raise UsageError(f"{name} is bytes: decode them to text, or give a list of token ids")
-    if not isinstance(value, Iterable) or isinstance(value, Mapping | Set):
-        raise UsageError(f"{name} must be text or a list of token ids, not {_shown(value)}")
+    if not isinstance(value, Iterable) or isinstance(value, (*_BYTES, Mapping, Set)):
+        raise _wrong(name, "text or a list of token ids", value)
     tokens = [*value]
     for kind, method in ((str, "generate_many"), (Mapping, "chat")):
         if tokens and isinstance(tokens[0], kind):
@@ -73,28 +70,23 @@ def token_ids(name: str, value: Any) -> list[int]:
 
 def whole(name: str, value: Any) -> int:
     """`value` as a whole number. Raises UsageError."""
-    try:
-        if not isinstance(value, bool):
-            return index(value)
-    except TypeError:
-        pass
-    raise UsageError(f"{name} must be a whole number, not {_shown(value)}")
+    if not isinstance(value, bool) and hasattr(value, "__index__"):
+        return index(value)
+    raise _wrong(name, "a whole number", value)
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:
     """`value` as a tuple of texts; a single text becomes one, None none. Raises UsageError."""
-    if value is None:
-        return ()
-    if isinstance(value, str | bytes | bytearray | memoryview):
+    if isinstance(value, (str, *_BYTES)):
         return (text(name, value),)
-    if not isinstance(value, Iterable):
-        raise UsageError(f"{name} must be text or a list of texts, not {_shown(value)}")
-    return tuple(text(f"{name}[{at}]", entry) for at, entry in enumerate(value))
+    if not isinstance(value, Iterable | None):
+        raise _wrong(name, "text or a list of texts", value)
+    return tuple(text(f"{name}[{at}]", entry) for at, entry in enumerate(value or ()))
 
 
-def _shown(value: object) -> str:
-    """A short representation of a value for messages."""
-    shown = repr(value)
+def _wrong(name: str, kind: str, value: object) -> UsageError:
     if isinstance(value, _BYTES):
-        return "bytes"
-    return shown if len(shown) <= 40 else f"a {type(value).__name__}"
+        return UsageError(f"{name} is bytes, not {kind}: decode them first")
+    shown = repr(value)
+    shown = shown if len(shown) <= 40 else f"a {type(value).__name__}"
+    return UsageError(f"{name} must be {kind}, not {shown}")

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from inspect import Parameter, Signature, cleandoc, getsource
+from inspect import getsource
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -29,7 +29,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from edgespec.errors import UsageError
+from edgespec.errors import Sentence, UsageError, setting
 
 FLAGS = {
     "model": "--model",
@@ -77,22 +77,6 @@ class Settings(BaseModel):
     """Frozen settings, whose validation raises UsageError."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Show names, defaults and meanings at the top of `help`."""
-        lines, parameters = [], []
-        for name, info in cls.model_fields.items():
-            if not info.repr:
-                continue
-            default = info.get_default(call_default_factory=True, validated_data={})
-            usual = Parameter.empty if info.is_required() else default
-            parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=usual))
-            meaning, _, more = cls.meaning(name).partition(". ")
-            shown = "" if info.is_required() else f" = {default!r}"
-            lines += [f"{name}{shown}", f"    {meaning}{more and '.'}"]
-        cls.__signature__ = Signature(parameters)
-        cls.__doc__ = "\n".join([cleandoc(cls.__doc__ or ""), "", *lines])
 
     @classmethod
     def meaning(cls, name: str) -> str:
@@ -149,34 +133,31 @@ def _docstrings(module: str) -> Mapping[tuple[str, str], str]:
     }
 
 
-def spell(setting: str) -> str:
+def spell(name: str) -> str:
     """Name of a setting on the command line."""
-    return FLAGS.get(setting, "--" + setting.replace("_", "-"))
+    return FLAGS.get(name, "--" + name.replace("_", "-"))
 
 
 def in_flags(text: str, file: Path | None = None, in_file: Collection[str] = ()) -> str:
-    """A message, in which settings stand as Python arguments in backticks, with flags in their
-    place, and with keys of `file` for those that were given in it or have no flag."""
+    """A message with flags in the place of settings, and with keys of `file` for those that were
+    given in it or have no flag."""
 
-    def spelled(said: re.Match[str]) -> str:
-        name, value = said.groups()
-        if name not in known:
-            return said[0]
+    def spelled(said: str) -> str:
+        name, _, value = said.partition("=")
         if name in in_file or name not in flagged:
-            shown = f" = {_IN_FILES.get(value, value)}" if value is not None else ""
+            shown = f" = {_IN_FILES.get(value, value)}" if value else ""
             return f"{key_of(name)}{shown} in {file if name in in_file else 'a --config file'}"
-        if value in ("True", "None"):
-            return spell(name) if value == "True" else f"--no-{name}"
-        return spell(name) if value is None else f"{spell(name)} {value.strip(chr(34))}"
+        if value == "None":
+            return f"--no-{name}"
+        return spell(name) + (f" {value.strip(chr(34))}" if value not in ("", "True") else "")
 
-    known = {*FLAGS, *(name for kind in _kinds(Settings) for name in kind.model_fields)}
     flagged = {*_SPELLED, *(name for kind in _kinds(Settings) for name, _ in kind.flags())}
-    return re.sub(r"`(\w+)(?:=([^`]*))?`", spelled, text)
+    return Sentence(text).spelled(spelled)
 
 
-def key_of(setting: str) -> str:
+def key_of(name: str) -> str:
     """Name of a setting in a file."""
-    return spell(setting).removeprefix("--")
+    return spell(name).removeprefix("--")
 
 
 _IN_FILES = {"True": "true", "False": "false"}
@@ -206,30 +187,33 @@ def expanded(path: str) -> Path:
         return Path(path)
 
 
-_REASONS = {
-    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "it must be a whole number"),
-    **dict.fromkeys(("float_parsing", "float_type"), "it must be a number"),
-    "path_type": "it must be a path, which is text",
-    "string_type": "it must be text",
-    "tuple_type": "it must be a list",
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "path": "a path, which is text",
+    "tuple": "a list",
 }
-"""Messages that replace pydantic's, by error type."""
+"""Names of types in messages, by the first word of pydantic's error types."""
 
 
 def _describe(details: ErrorDetails, settings: type[Settings]) -> str:
     """A sentence for one of pydantic's errors."""
     name = str(details["loc"][0]) if details["loc"] else ""
-    value = details["input"]
+    value, named = details["input"], getattr(setting, name)
     if details["type"] == "extra_forbidden":
         meant = NAMES_ELSEWHERE.get(name, name)
         return f"unknown setting {name!r}{nearest(meant, settings.known())}"
     if details["type"] == "missing":
-        return f"`{name}` is missing"
+        return f"{named} is missing"
     if details["type"] in {"literal_error", "enum"}:
         known = re.findall(r"'([^']+)'", details["ctx"]["expected"])
         hint = nearest(str(value), known)
-        return f"`{name}={value!r}` is unknown: it is one of {', '.join(known)}{hint}"
+        return f"{named(repr(value))} is unknown: it is one of {', '.join(known)}{hint}"
     if details["type"] == "string_too_short":
-        return f"`{name}` is empty"
-    reason = _REASONS.get(details["type"], details["msg"].replace("Input should be", "it must be"))
-    return f"`{name}={value}`: {reason}"
+        return f"{named} is empty"
+    kind = _KINDS.get(details["type"].partition("_")[0])
+    reason = (
+        f"it must be {kind}" if kind else details["msg"].replace("Input should be", "it must be")
+    )
+    return f"{named(value)}: {reason}"

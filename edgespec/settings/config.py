@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, setting
 from edgespec.files import cache_folder, gguf_names
 from edgespec.settings.base import HIDDEN, Flag, Settings
 from edgespec.settings.options import RuntimeOptions, declared, option_names
@@ -156,9 +156,12 @@ class LoadSettings(Settings):
             options.check(self)
         for name in sorted(ABOUT_THE_DRAFT):
             if self.draft is None and getattr(self, name):
-                raise UsageError(f"`{name}` needs a draft: name one with `draft`")
+                raise UsageError(
+                    f"{getattr(setting, name)} needs a draft: name one with {setting.draft}"
+                )
         if "prompt_cache_size" in self.model_fields_set and self.prompt_cache is None:
-            raise UsageError("`prompt_cache_size` needs `prompt_cache`, the folder that it limits")
+            folder = f"{setting.prompt_cache}, the folder that it limits"
+            raise UsageError(f"{setting.prompt_cache_size} needs {folder}")
         return self
 
     @model_validator(mode="before")
@@ -263,7 +266,8 @@ class SamplingParams(Sampling):
     def check_vocabulary(self, n_vocab: int) -> None:
         """Raise UsageError if a bias is for a token that a vocabulary of `n_vocab` has not."""
         if (highest := max(self.logit_bias, default=-1)) >= n_vocab:
-            raise UsageError(f"`logit_bias` names token {highest}; the vocabulary has {n_vocab}")
+            said = f"{setting.logit_bias} names token {highest}"
+            raise UsageError(f"{said}; the vocabulary has {n_vocab}")
 
     @cached_property
     def penalises(self) -> bool:
@@ -280,7 +284,8 @@ class Speculation(Settings):
     fallback: FallbackName = FallbackName.MARGINAL
     """Stop rule, which says when there are enough guesses and the target verifies them."""
     acceptance: AcceptanceName = AcceptanceName.EXACT_REPLAY
-    """Rule that says which guesses are accepted."""
+    """Rule that says which guesses are accepted. exact-replay keeps the target's text; rejection,
+    specinfer and sequoia keep its distribution, not a seed's text; others CHANGE THE TEXT."""
     draft_max: Annotated[int, Flag(metavar="N"), Field(ge=1, le=MAX_DRAFTED)] = USUAL_DRAFT_MAX
     """Most guesses that one pass verifies; 0 on the command line: no draft. Default: planned, since
     their buffers take memory from the weights; 48 where nothing is paged."""
@@ -300,13 +305,14 @@ class ContextEnd(Settings):
     """Go on when the context is full: forget half of the text behind its first tokens, and read
     what is left again. Otherwise the text ends there."""
     keep: Annotated[int, Field(ge=-1, le=INT32_MAX)] = 0
-    """First tokens that `context_shift` keeps, if that is more than 4; -1 keeps the prompt.
+    """First tokens that a shift of the context keeps, if that is more than 4; -1 keeps the prompt.
     Default: 4."""
 
     @model_validator(mode="after")
     def _shifts(self) -> Self:
         if self.keep and not self.context_shift:
-            raise UsageError("`keep` has no effect without `context_shift`: leave it out")
+            without = f"has no effect without {setting.context_shift}"
+            raise UsageError(f"{setting.keep} {without}: leave it out")
         return self
 
 
@@ -315,7 +321,7 @@ class GenerateSettings(Sampling, Speculation, ContextEnd):
 
     max_tokens: Annotated[int, Flag(metavar="N", short="-n"), Field(ge=-1, le=INT32_MAX)] = 256
     """Most tokens; -1 goes on until the model ends the text or the context is full, and with
-    `context_shift` up to as many tokens as the context has."""
+    a shifting context up to as many tokens as the context has."""
     seed: Annotated[int | None, Flag(metavar="N", short="-s"), Field(ge=0, lt=1 << 64)] = None
     """Seed of the random draws. Default: -1, which chooses one and reports it."""
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Flag(metavar="TEXT")] = ()
@@ -345,7 +351,8 @@ class GenerateSettings(Sampling, Speculation, ContextEnd):
         if self.no_draft and not self.lookup:
             idle = sorted(DRAFTING & self.model_fields_set)
             if idle:
-                raise UsageError(f"`{idle[0]}` has no effect without a draft: leave it out")
+                said = f"{getattr(setting, idle[0])} has no effect without a draft"
+                raise UsageError(f"{said}: leave it out")
         return self
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, setting
 from edgespec.extras import entry_points
 from edgespec.settings.base import Flag, Role, Settings
 
@@ -92,10 +92,10 @@ def refuse_unused(
 
 
 def _refusal(name: str, chosen: RuntimeOptions, path: Path, runtime: str) -> str:
-    options = declared().get(runtime)
+    options, named = declared().get(runtime), getattr(setting, name)
     kind = f"a model of the runtime {runtime}" if options is None else options.kind
     return (
-        f"`{name}={getattr(chosen, name)}`: {path.name} is {kind}, and `{name}` is for "
+        f"{named(getattr(chosen, name))}: {path.name} is {kind}, and {named} is for "
         f"{chosen.kind}: leave it out"
     )
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, setting
 from edgespec.settings.units import auto_bounds, parse_rate, parse_size
 
 SELF = "self"
@@ -55,7 +55,7 @@ def budget(value: object, info: ValidationInfo) -> object:
     the moment."""
     if not isinstance(value, str | int) or isinstance(value, bool):
         return value
-    shown = f"`{info.field_name}={value}`"
+    shown = getattr(setting, str(info.field_name))(value)
     text = str(value).strip().lower()
     follows = info.field_name != "gpu_memory_budget"
     if follows and (bounds := auto_bounds(text)):
@@ -88,14 +88,14 @@ def disk_size(value: object, info: ValidationInfo) -> object:
     """The bytes of a size on disk, 0 for none."""
     if not isinstance(value, str | int) or isinstance(value, bool) or str(value).strip() == "0":
         return value
-    return parse_size(value, named=f"`{info.field_name}={value}`")
+    return parse_size(value, named=getattr(setting, str(info.field_name))(value))
 
 
 def rate(value: object, info: ValidationInfo) -> object:
     """Bytes per second."""
     if not isinstance(value, str | int):
         return value
-    return parse_rate(value, f"`{info.field_name}={value}`")
+    return parse_rate(value, getattr(setting, str(info.field_name))(value))
 
 
 def biases(value: object) -> object:

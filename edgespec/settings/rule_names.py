@@ -6,36 +6,22 @@ from enum import StrEnum
 from typing import Self
 
 
-class RuleName(StrEnum):
-    """Names of one kind of rules."""
-
-    @classmethod
-    def listed(cls) -> str:
-        """The names for a help text."""
-        return ", ".join(cls)
-
-
-class PacerName(RuleName):
+class PacerName(StrEnum):
     """Rules that decide which branch of the token tree grows next, in `rules.pacer`."""
 
     BEST_FIRST = "best-first"
     LLMCAD = "llmcad"
 
 
-class FallbackName(RuleName):
+class FallbackName(StrEnum):
     """Stop rules, which decide when the target verifies: `rules.stop_rules` has them, and the
-    round planner is `marginal`."""
+    round planner, which weighs measured times, is `marginal`."""
 
     MARGINAL = "marginal"
     LLMCAD = "llmcad"
     FIXED = "fixed"
     FULL = "full"
     HSDDW = "hsddw"
-
-    @classmethod
-    def listed(cls) -> str:
-        first, *others = cls
-        return f"{first}, which weighs measured times, or {', '.join(others)}"
 
 
 class Keeps(StrEnum):
@@ -49,7 +35,7 @@ class Keeps(StrEnum):
     """The draft changes what is written."""
 
 
-class AcceptanceName(RuleName):
+class AcceptanceName(StrEnum):
     """Rules that decide which guesses are accepted, with what each keeps of the target's text;
     `rules.acceptance_rules` has them."""
 
@@ -66,13 +52,3 @@ class AcceptanceName(RuleName):
     SEQUOIA = "sequoia"
     LENIENCE = "lenience", Keeps.NEITHER
     TYPICAL = "typical", Keeps.NEITHER
-
-    @classmethod
-    def listed(cls) -> str:
-        draws, distribution, neither = (
-            ", ".join(rule for rule in cls if rule.keeps is kept) for kept in Keeps
-        )
-        return (
-            f"{draws} keeps the target's text; {distribution} keep its distribution, not a seed's "
-            f"text; {neither} CHANGE THE TEXT"
-        )

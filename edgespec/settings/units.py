@@ -6,15 +6,17 @@ import re
 
 from edgespec.errors import UsageError
 
-_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(?:(%)|([kmgt]?)(?:i?b)?)", re.IGNORECASE | re.ASCII)
-_EXPONENT = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-
-
+_NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?)(%|i?b|b?/s|)", re.IGNORECASE | re.ASCII)
 _AUTO = re.compile(r"auto(?::\s*([^-]+)-([^-]+))?", re.IGNORECASE)
-_RATE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?)(?:b(?:/s)?)?", re.IGNORECASE | re.ASCII)
-_DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def _parsed(value: str | int, base: int) -> tuple[float, str]:
+    """The number with its unit, and what follows that; zero for anything else."""
+    match = None if isinstance(value, bool) else _NUMBER.fullmatch(str(value).strip())
+    if match is None or (match[2] and match[3] == "%"):
+        return 0.0, ""
+    return float(match[1]) * base ** " kmgt".index(match[2].lower() or " "), match[3].lower()
 
 
 def parse_size(value: str | int, total_bytes: int | None = None, named: str | None = None) -> int:
@@ -23,29 +25,15 @@ def parse_size(value: str | int, total_bytes: int | None = None, named: str | No
     Percentages refer to `total_bytes`. Raises UsageError for anything else, including zero; the
     message calls the value `named`, such as `--size 1X`.
     """
-    match = _SIZE.fullmatch(str(value).strip())
+    size, ending = _parsed(value, 1024)
     said = f"{named}: {value!r}" if named else repr(value)
-    if match is None or isinstance(value, bool):
-        raise UsageError(f"{said} is not a size: write it like 512M, 6GiB, 1.5G or 75%")
-    number, percent, unit = match.groups()
-    if percent:
+    if ending == "%":
         if total_bytes is None:
             raise UsageError(f"{said}: a percentage has no meaning here, write a size like 6GiB")
-        size = float(number) / 100 * total_bytes
-    else:
-        size = float(number) * 1024 ** _EXPONENT[unit.lower()]
-    if not 1 <= size < 1 << 63:
-        raise UsageError(f"{said} is not a size that memory or a file can have")
+        size *= total_bytes / 100
+    if not 1 <= size < 1 << 63 or ending.endswith("/s"):
+        raise UsageError(f"{said} is not a size: write it like 512M, 6GiB, 1.5G or 75%")
     return int(size)
-
-
-def auto_bounds(budget: str | int) -> tuple[str, str] | None:
-    """Floor and ceiling of a budget that follows the free memory, `auto:1GiB-4GiB`; both are empty
-    for `auto`, None for a budget that is fixed."""
-    match = _AUTO.fullmatch(str(budget).strip())
-    if match is None:
-        return None
-    return (match[1] or "").strip(), (match[2] or "").strip()
 
 
 def parse_rate(value: str | int, named: str) -> int:
@@ -53,11 +41,17 @@ def parse_rate(value: str | int, named: str) -> int:
 
     Raises UsageError about what is `named`.
     """
-    match = _RATE.fullmatch(str(value).strip())
-    rate = int(float(match[1]) * _DECIMAL[match[2].lower()]) if match else 0
-    if rate < 1 or isinstance(value, bool):
+    rate, ending = _parsed(value, 1000)
+    if rate < 1 or ending not in ("", "b", "/s", "b/s"):
         raise UsageError(f"{named}: write bytes a second like 300M or 1.5G")
-    return rate
+    return int(rate)
+
+
+def auto_bounds(budget: str | int) -> tuple[str, str] | None:
+    """Floor and ceiling of a budget that follows the free memory, `auto:1GiB-4GiB`; both are empty
+    for `auto`, None for a budget that is fixed."""
+    match = _AUTO.fullmatch(str(budget).strip())
+    return match and ((match[1] or "").strip(), (match[2] or "").strip())
 
 
 def format_rate(bytes_per_s: float) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, setting
 from edgespec.files import unfinished
 from edgespec.files.direct import BLOCK_BYTES, DirectBuffer
 
@@ -55,8 +55,8 @@ class BlockFolder:
                 self._make_room(0)
         except OSError as error:
             raise UsageError(
-                f"`prompt_cache`: {folder} cannot be used ({error.strerror or error}): name a "
-                "folder that can be written"
+                f"{setting.prompt_cache}: {folder} cannot be used ({error.strerror or error}): "
+                "name a folder that can be written"
             ) from error
 
     def has(self, name: str) -> bool:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from edgespec.errors import StateError, UsageError
+from edgespec.errors import StateError, UsageError, setting
 from edgespec.extras import installed_version
 from edgespec.files.sampled import sampled_digest
 from edgespec.ports import LanguageModel
@@ -92,8 +92,8 @@ class PrefixCache:
         self._needs_checkpoints = target.needs_checkpoints
         if not self._needs_checkpoints and not target.block_tokens:
             raise UsageError(
-                f"`prompt_cache`: the state of {target.info.name} has no parts that could be "
-                "stored: leave it out"
+                f"{setting.prompt_cache}: the state of {target.info.name} has no parts that could "
+                "be stored: leave it out"
             )
         self.folder = BlockFolder(path.expanduser(), max_bytes)
         self._target = target

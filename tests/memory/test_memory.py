@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec.errors import BudgetError
+from edgespec.errors import BudgetError, Sentence
 from edgespec.memory import process
 from edgespec.memory.cgroups import cpu_quota
 from edgespec.models.embedded import embedded_pair
@@ -180,7 +180,7 @@ def test_the_margin_of_a_small_container_is_a_quarter():
 def test_a_plan_of_more_than_the_group_s_limit_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(process, "total_bytes", lambda: 170 * MIB)
     assert process.note_on_plan(170 * MIB) is None
-    note = process.note_on_plan(400 * MIB) or ""
+    note = Sentence(process.note_on_plan(400 * MIB) or "")
     assert "has 170 MiB of memory" in note and "400 MiB planned: lower `memory_budget`" in note
     monkeypatch.undo()
     monkeypatch.setattr(process, "note_on_plan", lambda _: note)

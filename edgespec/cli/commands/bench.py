@@ -45,7 +45,7 @@ from edgespec.cli.invocation import (
     read_prompts,
     with_drafts_of,
 )
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, marked
 from edgespec.extras import installed_version
 from edgespec.jobs import limits
 from edgespec.jobs.limits import Limiter, ProcessLimits
@@ -139,9 +139,11 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     if json_name is not None:
         write_json(json_name, report.as_dict())
     if report.failures:
-        error = EdgespecError(f"{len(report.failures)} runs failed: {report.failures[0].reason}")
+        error = EdgespecError(
+            f"{len(report.failures)} runs failed: {marked(report.failures[0].reason)}"
+        )
         if json_name not in (None, STDOUT):  # the file has the report, failures included
-            return report_failure(error, str(error), error.exit_code, None)
+            return report_failure(error, error.message, error.exit_code, None)
         raise error
     return 0
 

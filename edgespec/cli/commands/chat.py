@@ -23,7 +23,7 @@ from edgespec.cli.flags import groups
 from edgespec.cli.flags.checked_values import grammar_from, template_from
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import settings_from
-from edgespec.errors import ContextOverflow, EdgespecError, UsageError
+from edgespec.errors import ContextOverflow, EdgespecError, UsageError, marked
 from edgespec.files import cache_folder
 from edgespec.memory import process
 from edgespec.models import packaged
@@ -184,7 +184,7 @@ class Chat:
         except (EdgespecError, OSError) as error:
             is_grown = isinstance(error, ContextOverflow) and bool(self._dialogue.turns)
             advice = f"; {GOING_ON}" if is_grown and not self._settings.context_shift else ""
-            self._console.complain(f"error: {error}{advice}")
+            self._console.complain(f"error: {marked(error)}{advice}")
             self.exit_code = self.exit_code or getattr(error, "exit_code", 1)
         return True
 

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         except EdgespecError as error:
             if not (json_file and shown.text):
                 raise
-            return report_failure(error, str(error), error.exit_code, json_file, text=shown.text)
+            return report_failure(error, error.message, error.exit_code, json_file, text=shown.text)
         viewers = None
         if "trace" in args:
             viewers = f"trace: {args.trace}: ui.perfetto.dev or chrome://tracing opens it"

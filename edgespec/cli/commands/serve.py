@@ -21,7 +21,7 @@ from edgespec.cli.flags.checked_values import read_text, template_from
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import CommandSettings, server_settings, settings_from
 from edgespec.cli.model_list import PARALLEL, ModelList, for_requests, is_one
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError, UsageError, marked, setting
 from edgespec.files import cache_folder
 from edgespec.memory import process, room
 from edgespec.server.access_log import AccessLog, AnsweredRequest
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             "Ctrl-C ends it"
         )
         if server.chat_refusal is not None:
-            console.note(f"no chat, only /v1/completions: {server.chat_refusal}")
+            console.note(f"no chat, only /v1/completions: {marked(server.chat_refusal)}")
         with interrupts.stopping(server.drain, n_orderly=2):  # the second ends what is drained
             server.run(listener)
     Teller(console)("stopped")
@@ -167,7 +167,7 @@ def _several(
     """Several models, with the first one loaded that has been named. Raises UsageError for an alias
     of one."""
     if alias:
-        raise UsageError("`alias` names one model, and there are several: leave it out")
+        raise UsageError(f"{setting.alias} names one model, and there are several: leave it out")
     folder = str(cache_folder.prompts())
     known = ModelList(args, console, template, n_parallel=PARALLEL, prompt_cache=folder)
     load = loader(known, Teller(console))

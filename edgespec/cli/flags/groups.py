@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Mapping
+from enum import StrEnum
 from textwrap import wrap
 from types import MappingProxyType
 from typing import Any, TypeVar, get_origin
 
 from edgespec.chat.chat_sampling import DEFAULTS as CHAT_DEFAULTS
-from edgespec.settings.base import Settings, in_flags, key_of, spell
+from edgespec.settings.base import Settings, key_of, spell
 from edgespec.settings.config import (
     ContextEnd,
     GenerateSettings,
@@ -18,7 +19,6 @@ from edgespec.settings.config import (
     Speculation,
 )
 from edgespec.settings.options import declared
-from edgespec.settings.rule_names import RuleName
 from edgespec.settings.server_settings import ServerSettings
 
 S = TypeVar("S", bound=Settings)
@@ -153,7 +153,7 @@ def add(
         if spelled.metavar:
             repeats = get_origin(annotation) in (tuple, Mapping)
             given = {"metavar": spelled.metavar, "action": "append" if repeats else "store"}
-        text = in_flags(spelled.help or _described(settings, name, defaults.get(name)))
+        text = spelled.help or _described(settings, name, defaults.get(name))
         short = [spelled.short] if spelled.short else []
         # argparse formats the text
         group.add_argument(*short, spell(name), dest=name, help=text.replace("%", "%%"), **given)
@@ -165,8 +165,8 @@ def _described(settings: type[Settings], name: str, default: str | None) -> str:
     text = settings.meaning(name)
     text = (text[:1].lower() + text[1:]).removesuffix(".")
     text, _, usual = text.partition(". Default: ")
-    if isinstance(field.annotation, type) and issubclass(field.annotation, RuleName):
-        text += f": {field.annotation.listed()}"
+    if isinstance(field.annotation, type) and issubclass(field.annotation, StrEnum):
+        text += f": {', '.join(field.annotation)}"
     if field.default is False:
         usual = usual or "off"
     elif isinstance(field.default, int | float | str):
@@ -188,7 +188,7 @@ def keys_of_files() -> str:
         flags = {*dict(kind.flags()), "model", "draft", "no_draft", "options"}
         for name, field in kind.model_fields.items():
             if name not in flags and field.repr:
-                text = f"{key_of(name)}: {in_flags(_described(kind, name, None))}"
+                text = f"{key_of(name)}: {_described(kind, name, None)}"
                 lines += wrap(text, 78, initial_indent="  ", subsequent_indent="      ")
     return "\n".join(lines) + "\n"
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.concurrency.owning import close_all
-from edgespec.errors import Cancelled, ContextOverflow, EdgespecError, UsageError
+from edgespec.errors import Cancelled, ContextOverflow, EdgespecError, UsageError, setting
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.ports import Progress
@@ -68,7 +68,7 @@ class PreparedGgufEmbedder(PreparedEmbedder):
         if options.gpu_layers_of("target") or options.servers_of("target"):
             raise UsageError(
                 f"{request.path.name} turns texts into vectors, which the CPU computes: leave out "
-                "`n_gpu_layers` and `rpc`"
+                f"{setting.n_gpu_layers} and {setting.rpc}"
             )
         self._request = request
         self._header = header

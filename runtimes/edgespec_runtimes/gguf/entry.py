@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from edgespec.errors import EdgespecError, ModelError, UsageError
+from edgespec.errors import EdgespecError, ModelError, UsageError, setting
 from edgespec.files.regular import open_regular
 from edgespec.memory import room
 from edgespec.ports.baselines import Baselines
@@ -66,8 +66,8 @@ class GgufRuntime(Runtime):
             if not (devices := gpu.find_all()):
                 raise UsageError(
                     f"{n_gpu_layers} layers cannot go to a GPU: this build of llama.cpp finds none "
-                    "here; leave `n_gpu_layers` and `n_gpu_layers_draft` out, or install a build "
-                    "for the GPU"
+                    f"here; leave {setting.n_gpu_layers} and {setting.n_gpu_layers_draft} out, or "
+                    "install a build for the GPU"
                 )
             for device in devices:
                 gpu.start(device)

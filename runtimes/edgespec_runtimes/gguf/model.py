@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.concurrency.owning import close_all
-from edgespec.errors import Cancelled, EdgespecError, UsageError
+from edgespec.errors import Cancelled, EdgespecError, UsageError, setting
 from edgespec.pool import Pool
 from edgespec.ports import PassPart, Progress, StateOrigin, Vocabulary
 from edgespec.tracing.spans import OFF, Trace, Track
@@ -421,7 +421,7 @@ def _filling(
 
 def _decode_failure(code: int) -> str:
     if code == 1:
-        return "the KV cache is full: raise `ctx_size` or shorten the prompt"
+        return f"the KV cache is full: raise {setting.ctx_size} or shorten the prompt"
     if code == _ABORTED:
         return "llama.cpp aborted the computation"
     return f"llama.cpp failed to compute (code {code})"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, get_args
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, setting
 from edgespec.settings.config import Count
 from edgespec.settings.options import Flag, Role, RuntimeOptions
 
@@ -66,11 +66,13 @@ class GgufOptions(RuntimeOptions):
 
     def check(self, load: LoadSettings) -> None:
         if load.draft is None and self.n_gpu_layers_draft:
-            raise UsageError("`n_gpu_layers_draft` needs a draft: name one with `draft`")
+            raise UsageError(
+                f"{setting.n_gpu_layers_draft} needs a draft: name one with {setting.draft}"
+            )
         if self.flash_attn == "off" and self.cache_type_v in QUANTISED:
             raise UsageError(
-                f"`cache_type_v={self.cache_type_v}` needs flash attention: leave `flash_attn` at "
-                "auto or on, or use f16"
+                f"{setting.cache_type_v(self.cache_type_v)} needs flash attention: leave "
+                f"{setting.flash_attn} at auto or on, or use f16"
             )
 
     def draft_on_gpu(self, n_layers: int) -> Mapping[str, Self]:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from edgespec.concurrency.owning import close_all
+from edgespec.errors import setting
 from edgespec.memory import heap
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
@@ -121,7 +122,7 @@ class PreparedGguf(PreparedModel):
             if has_layers(self._header) and (reason := obstacle(self._header)):
                 notes.append(
                     f"{self.info.name} has layers of its own for guessing (MTP), which are not "
-                    f"used ({reason}): name a draft, an EAGLE-3 or a DFlash head with `draft`"
+                    f"used ({reason}): {setting.draft} names a draft, an EAGLE-3 or a DFlash head"
                 )
         return notes
 

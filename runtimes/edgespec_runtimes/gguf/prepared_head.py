@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgespec.concurrency.owning import close_all
-from edgespec.errors import ModelError
+from edgespec.errors import ModelError, setting
 from edgespec.memory.budget import MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import LanguageModel, Progress
@@ -139,7 +139,7 @@ class PreparedOwnHead(PreparedReader):
         if GgufOptions.of(request.options).gpu_layers_of(request.owner):
             raise ModelError(
                 f"the layer of {header.path.name} that guesses (MTP) is computed on the processor: "
-                "leave `n_gpu_layers_draft` out, or name another draft with `draft`"
+                f"leave {setting.n_gpu_layers_draft} out, or name another {setting.draft}"
             )
         super().__init__(request, own_part(header, head), head, mtp=True)
 

@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 
 from edgespec.concurrency.owning import Closeable, close_all
-from edgespec.errors import ModelError
+from edgespec.errors import ModelError, setting
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.paging.pager import PinnedSegments
@@ -51,7 +51,7 @@ class PreparedTrimmed(PreparedGguf):
         if request.owner != "draft":
             raise ModelError(
                 f"{header.path} is a draft without a tokenizer, made from a target: name the "
-                "target with `model`, and this one with `draft`"
+                f"target with {setting.model}, and this one with {setting.draft}"
             )
         self._trimmed = trimmed_shape(header)
         self.vocabulary_fingerprint = self._trimmed.vocabulary

@@ -15,7 +15,7 @@ import numpy as np
 from onnx import helper
 
 from edgespec.concurrency.owning import Closeable
-from edgespec.errors import EdgespecError, StateError, UsageError
+from edgespec.errors import EdgespecError, StateError, UsageError, setting
 from edgespec.paging.reader import AlignedMemory
 from edgespec.pool import Pool
 from edgespec_runtimes.onnx.files.roles import Roles
@@ -85,8 +85,8 @@ class KeyValueCache(Closeable):
         capacity = self.entries.shape[2]
         if self.n_used + len(nodes) > capacity:
             raise EdgespecError(
-                f"the KV cache of {capacity:,} tokens is full: raise `ctx_size` or shorten the "
-                "prompt"
+                f"the KV cache of {capacity:,} tokens is full: raise {setting.ctx_size} or shorten "
+                "the prompt"
             )
         chains = []
         for node in nodes:

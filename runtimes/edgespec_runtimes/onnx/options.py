@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, setting
 from edgespec.settings.options import Flag, Role, RuntimeOptions
 
 if TYPE_CHECKING:
@@ -38,6 +38,6 @@ class OnnxOptions(RuntimeOptions):
     def check(self, load: LoadSettings) -> None:
         if load.gpu_memory_budget is not None and self.provider == "cpu":
             raise UsageError(
-                "`gpu_memory_budget` has no effect with `provider=cpu`, which computes in the "
-                "process's memory: leave one of them out"
+                f"{setting.gpu_memory_budget} has no effect with {setting.provider('cpu')}, which "
+                "computes in the process's memory: leave one of them out"
             )

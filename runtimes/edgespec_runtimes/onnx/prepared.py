@@ -15,7 +15,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, setting
 from edgespec.memory import room
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.collapsing import collapse_resident
@@ -237,8 +237,8 @@ class PreparedOnnx(PreparedModel):
             return
         if not has_packed(self._graph.graph):
             raise UsageError(
-                f"`accuracy_level={level}`: {self._request.path.name} has no MatMulNBits, whose "
-                "level it is: leave it out"
+                f"{setting.accuracy_level(level)}: {self._request.path.name} has no MatMulNBits, "
+                "whose level it is: leave it out"
             )
         set_accuracy(self._graph.graph, level)
 
@@ -257,9 +257,9 @@ class PreparedOnnx(PreparedModel):
         if trained and n_ctx > trained:
             if (switch := angle_switch(self._graph)) and switch[1] == trained:
                 raise UsageError(
-                    f"`ctx_size={n_ctx:,}`: {request.path.name} has a second table of angles for "
-                    f"texts of more than {trained:,} tokens, and a text that grows past that would "
-                    f"have to be read anew: take at most {trained:,}"
+                    f"{setting.ctx_size(f'{n_ctx:,}')}: {request.path.name} has a second table of "
+                    f"angles for texts of more than {trained:,} tokens, and a text that grows past "
+                    f"that would have to be read anew: take at most {trained:,}"
                 )
             request.check_context(n_ctx, trained)
         kind = config.get("model_type") or source.genai_config.get("type") or "decoder"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgespec.errors import ModelError
+from edgespec.errors import ModelError, setting
 from edgespec.files.unfinished import scratch_folder
 from edgespec.ports import Progress
 from edgespec.registry import vocabulary_fingerprint, without_padding
@@ -52,7 +52,7 @@ def check_trimmable(source: Path) -> None:
         raise ModelError(
             f"{source.name} is of the architecture {header.architecture}, of which no draft can be "
             "made from the target itself: name a smaller model of its family, or a head, with "
-            "`draft`"
+            f"{setting.draft}"
         )
 
 

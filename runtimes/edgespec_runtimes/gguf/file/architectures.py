@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Flag, auto
 
-from edgespec.errors import ModelError
+from edgespec.errors import ModelError, setting
 from edgespec_runtimes.gguf.file.header import GgufFile
 
 
@@ -98,7 +98,7 @@ VISION = _Purpose(
 )
 HEAD = _Purpose(
     "is a drafting head, which computes nothing without its target's inner states",
-    "name the model that it was trained for with `model`, and the head with `draft`",
+    f"name the model that it was made for with {setting.model}, and the head with {setting.draft}",
 )
 OTHER_HEAD = _Purpose(
     "is a drafting head of a kind that edgespec does not run",

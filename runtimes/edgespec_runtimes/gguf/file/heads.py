@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edgespec.errors import ModelError
+from edgespec.errors import ModelError, setting
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, ValueType
 from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT
 
@@ -173,7 +173,7 @@ def _lent(header: GgufFile, target: GgufFile | None, name: str) -> TensorEntry:
     if target is None:
         raise ModelError(
             f"{header.path} has no {name} and takes its target's: name the model that it was "
-            "trained for with `model`"
+            f"trained for with {setting.model}"
         )
     lent = target.tensors_by_name
     found = lent.get(name) or lent.get(EMBEDDINGS)

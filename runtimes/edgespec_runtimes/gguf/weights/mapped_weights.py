@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 
-from edgespec.errors import ModelError
+from edgespec.errors import ModelError, setting
 from edgespec_runtimes.gguf.context.contexts import ContextShape
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import abi, loading
@@ -103,7 +103,7 @@ class MappedWeights:
             raise ModelError(
                 f"llama.cpp placed {len(misplaced)} tensors of {self._header.path.name} on the "
                 f"device or beside it otherwise than planned ({min(misplaced)} is one): choose "
-                "another `n_gpu_layers`"
+                f"another {setting.n_gpu_layers}"
             )
         self.traced = [replace(w, address=places[w.entry.name]) for w in planned]
 

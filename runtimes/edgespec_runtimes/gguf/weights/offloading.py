@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edgespec.errors import BudgetError
+from edgespec.errors import BudgetError, setting
 from edgespec.memory.budget import MIB, MemoryRow
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT
@@ -135,7 +135,7 @@ def to_servers(
             f"the RPC servers have memory for {n_placed} layers: each layer takes "
             f"{max(sizes) / MIB:.0f} MiB, each server {compute_bytes / MIB:.0f} for computing, and "
             f"free are, in MiB, {free}: give `edgespec rpc-server` a larger --memory-budget, name "
-            + (f"`n_gpu_layers={n_placed}`" if n_placed else "more servers or lower `ctx_size`")
+            + (setting.n_gpu_layers(n_placed) if n_placed else f"more or lower {setting.ctx_size}")
         )
     offloaded = [t for t in header.tensors if first <= _layer(t, n_layers) < n_layers]
     notes = (
@@ -186,13 +186,13 @@ def place_layers(
         return sum(row.nbytes for row in rows(n))
 
     if takes(n_wanted) > gpu_bytes:
-        flag = "n_gpu_layers_draft" if owner == "draft" else "n_gpu_layers"
+        flag = setting.n_gpu_layers_draft if owner == "draft" else setting.n_gpu_layers
         most = min(n_wanted, n_layers + 1)
         fitting = next((n for n in range(most - 1, 0, -1) if takes(n) <= gpu_bytes), 0)
         raise BudgetError(
-            f"`{flag}={n_wanted}` puts {takes(n_wanted) / MIB:.0f} MiB on "
+            f"{flag(n_wanted)} puts {takes(n_wanted) / MIB:.0f} MiB on "
             f"the GPU, where {gpu_bytes / MIB:.0f} are left for the {owner}: "
-            + (f"`{flag}={fitting}` fits" if fitting else f"leave `{flag}` out")
+            + (f"{flag(fitting)} fits" if fitting else f"leave {flag} out")
         )
     return rows(n_wanted)
 

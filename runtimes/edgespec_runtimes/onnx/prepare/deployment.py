@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from edgespec.concurrency.owning import Closeable
 from edgespec.concurrency.worker import raise_if_cancelled
-from edgespec.errors import EdgespecError, ModelError
+from edgespec.errors import EdgespecError, ModelError, setting
 from edgespec.memory.budget import MIB
 from edgespec.memory.heap import allocated_bytes
 from edgespec.memory.process import round_up_to_step
@@ -110,7 +110,7 @@ class Deployment(Closeable):
         if self.device.provider not in whole.providers:
             raise EdgespecError(
                 f"onnxruntime did not load {self._name} onto {self.device.label}, which it could "
-                "use before: lower `gpu_memory_budget`, or take `provider=cpu`"
+                f"use before: lower {setting.gpu_memory_budget}, or take {setting.provider('cpu')}"
             )
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx
 
+from edgespec.errors import setting
 from edgespec_runtimes.onnx.files.source_model import SourceModel
 from edgespec_runtimes.onnx.graph.accuracy import rounds_to_eight_bits
 from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, MIXTURES
@@ -77,7 +78,7 @@ def rounding_notes(
         return [
             f"{name} rounds activations of 4-bit products to eight bits (accuracy level 4), those "
             "of a batch otherwise than those of single tokens, so a draft or an earlier text may "
-            "change the text: `accuracy_level=1` computes with floats, and takes longer"
+            f"change the text: {setting.accuracy_level(1)} computes with floats, and takes longer"
         ]
     if not verifies:
         return []

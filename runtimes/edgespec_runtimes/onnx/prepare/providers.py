@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, setting
 from edgespec_runtimes.onnx.ort.devices import (
     CPU,
     CUDA_PROVIDER,
@@ -39,4 +39,6 @@ def choose(provider: str) -> ChosenDevice:
         if not has_driver():
             return ChosenDevice(CPU)
         return ChosenDevice(CPU, f"onnxruntime computes on the CPU; cuda cannot be used: {found}")
-    raise UsageError(f"`provider={provider}` cannot be used: {found}; `provider=auto` can")
+    raise UsageError(
+        f"{setting.provider(provider)} cannot be used: {found}; {setting.provider('auto')} can"
+    )
