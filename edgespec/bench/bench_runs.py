@@ -21,7 +21,7 @@ from edgespec.bench.bench_settings import BenchSettings
 from edgespec.bench.modes import BenchDraft, Mode
 from edgespec.bench.runs import Decoded
 from edgespec.bench.summary import FinishedRun
-from edgespec.errors import EdgespecError, marked
+from edgespec.errors import EdgespecError, Sentence, marked
 from edgespec.jobs.launching import launch
 from edgespec.jobs.limits import UNLIMITED, Limiter
 from edgespec.memory import process
@@ -111,7 +111,7 @@ def survey(bench: Bench, show: Progress) -> ModelSurvey:
             reason = marked(error)
             errors.append(error)
         if path and reason:
-            obstacles[path] = reason
+            obstacles[path] = Sentence(reason)
     if errors and len(errors) == len(drafts):
         raise errors[0]
     resident = partial(child.resident_bytes, bench.loading(None, n_texts))
@@ -273,10 +273,8 @@ def applicable(
         elif mode.draft and (obstacle := surveyed.obstacles.get(mode.draft.path)):
             left_out.append(SkippedMode(mode.name, obstacle))
         elif mode.resident and surveyed.resident_bytes > room_bytes:
-            needs, has = format_size(surveyed.resident_bytes), format_size(room_bytes)
-            left_out.append(
-                SkippedMode(mode.name, f"it needs {needs} of memory and there are {has}")
-            )
+            reason = f"it needs {format_size(surveyed.resident_bytes)} of memory and there are "
+            left_out.append(SkippedMode(mode.name, reason + format_size(room_bytes)))
         else:
             fitting.append(mode)
     return fitting, left_out

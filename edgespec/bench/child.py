@@ -124,9 +124,8 @@ def reason_without_draft(load: LoadSettings) -> str:
     Reads no weights. Raises the errors of planning.
     """
     plan = session.plan(load)
-    return (
-        "; ".join(map(marked, plan.notes)) if load.draft is not None and not plan.has_draft else ""
-    )
+    is_left_out = load.draft is not None and not plan.has_draft
+    return "; ".join(map(marked, plan.notes)) if is_left_out else ""
 
 
 def resident_bytes(load: LoadSettings) -> int:
