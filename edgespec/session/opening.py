@@ -18,7 +18,7 @@ from edgespec import registry
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.worker import Worker
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import BudgetError, Cancelled, ModelError, UsageError
+from edgespec.errors import BudgetError, Cancelled, ModelError, UsageError, marked, setting
 from edgespec.memory import heap, process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.memory.needs import ModelNeeds
@@ -40,8 +40,8 @@ CELL_STEP = 256
 """Tokens that a longer context is a multiple of."""
 
 ONE_TEXT = (
-    "one text at a time: beside others (`n_parallel`) a text may change, and its prompt may "
-    "take twice as long"
+    f"one text at a time: beside others ({setting.n_parallel}) a text may change, and its prompt "
+    "may take twice as long"
 )
 """Note where `auto` leaves it at one text."""
 
@@ -229,10 +229,10 @@ class _Opening(Closeable):
             notes += [note] if note else []
         guesses = settings.draft is not None or rules.lookup is not None or plan.looks_up
         if rules.of_guesses and not guesses:
-            given = " and ".join(f"`{name}`" for name in rules.of_guesses)
+            given = " and ".join(getattr(setting, name) for name in rules.of_guesses)
             notes.append(
                 f"without a draft nothing guesses here: for {given} to have an effect, name a "
-                "draft with `draft`, or give `lookup=True`"
+                f"draft with {setting.draft}, or give {setting.lookup(True)}"
             )
         return tuple(dict.fromkeys(notes))
 
@@ -250,17 +250,17 @@ def _with_worthy_draft(models: PreparedModels) -> MemoryPlan:
         if not is_own and not settings.optional_draft:
             raise
         whom = "itself" if is_own else settings.model.name
-        why = str(error)
+        why = marked(error)
         if isinstance(error, BudgetError) and error.smallest_bytes:
-            why = f"both need a `memory_budget` of {format_size(error.smallest_bytes)}"
+            why = f"both need a {setting.memory_budget} of {format_size(error.smallest_bytes)}"
         models.leave_draft_out(f"{name} does not guess for {whom}: {why}")
         return models.planned()
     if (note := _note_on_worth(models, paired, name)) is None:
         return paired
     if settings.optional_draft:
-        models.leave_draft_out(f"{note}, so that it is left out (`draft` asks for it)")
+        models.leave_draft_out(f"{note}, so that it is left out ({setting.draft} asks for it)")
         return models.planned()
-    models.own_notes.append(f"{note} (`draft=None`)")
+    models.own_notes.append(f"{note} ({setting.draft(None)})")
     return paired
 
 

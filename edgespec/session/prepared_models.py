@@ -16,7 +16,7 @@ from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.worker import raise_if_cancelled
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources import lookup
-from edgespec.errors import BudgetError, UsageError
+from edgespec.errors import BudgetError, UsageError, marked, setting
 from edgespec.memory import heap, process
 from edgespec.memory.budget import REQUESTS, MemoryPlan, MemoryRow
 from edgespec.memory.division import plan_models
@@ -46,8 +46,8 @@ probabilities hold those of target and draft besides, and what is left of them. 
 draw, texts of the tokens take the same memory while a model is loaded."""
 
 SAME_FILE = (
-    "`draft` is the target's own file: its guesses cost as much as its answers; name a smaller "
-    "model of its family, or none"
+    f"{setting.draft} is the target's own file: its guesses cost as much as its answers; name a "
+    "smaller model of its family, or none"
 )
 
 
@@ -143,7 +143,7 @@ class PreparedModels(Closeable):
         def choose(plans: Sequence[MemoryPlan]) -> MemoryPlan:
             return strategy.best_plan(plans, speed, n_texts, self._may_look_up)
 
-        fewer = ["fewer texts at once (`n_parallel`) need less"] if n_texts > 1 else []
+        fewer = [f"fewer texts at once ({setting.n_parallel}) need less"] if n_texts > 1 else []
         return divided_budget(
             self.budget_bytes,
             settings,
@@ -247,7 +247,7 @@ class PreparedModels(Closeable):
         there = [(model, model.gpu_memory) for model in reversed(self.prepared) if model.gpu_memory]
         if not there:
             if wanted is not None:
-                complaint = "`gpu_memory_budget`: no GPU computes a model here, leave it out"
+                complaint = f"{setting.gpu_memory_budget}: no GPU computes a model, leave it out"
                 raise UsageError("; ".join([complaint, *self.target.notes()]))
             return 0, ()
         _, gpu = there[0]
@@ -287,5 +287,5 @@ def divided_budget(
         )
     except BudgetError as error:
         chosen = process.auto_note(budget_bytes, settings.memory_budget)
-        message = "; ".join([str(error), *chosen, *advice])
+        message = "; ".join([marked(error), *chosen, *advice])
         raise BudgetError(message, error.smallest_bytes) from error
