@@ -228,6 +228,9 @@ class PagingStats:
     streamed_bytes: int = 0
     bytes_read: int = 0
     stall_s: float = 0.0
+    merge_s: float = 0.0
+    """Seconds in which the lower bits of nested weights were merged with the upper ones, beside
+    computing."""
     passes: int = 0
     experts: ExpertStats | None = None
     """Statistics of experts that are read one by one; other weights are in `segments`."""
@@ -238,6 +241,7 @@ class PagingStats:
             self,
             bytes_read=self.bytes_read - before.bytes_read,
             stall_s=self.stall_s - before.stall_s,
+            merge_s=self.merge_s - before.merge_s,
             passes=self.passes - before.passes,
             experts=self.experts.since(before.experts) if self.experts else None,
         )

@@ -63,6 +63,11 @@ def drafts() -> Path:
     return folder() / "drafts"
 
 
+def lower_parts(draft: Path) -> Path:
+    """Path of the lower bits of a target's weights, beside a draft that has the upper ones."""
+    return draft.with_suffix(".lower")
+
+
 def models() -> list[Path]:
     """GGUF files and folders with ONNX files in the cache, sorted, without unfinished ones."""
     if not folder().is_dir():

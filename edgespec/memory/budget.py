@@ -145,7 +145,8 @@ class MemoryPlan:
         """Bytes of weights read in every pass."""
         if not self.paged:
             return 0
-        return sum(segment.nbytes for segment in self.segments) - self.pinned_bytes
+        streamed = (s for i, s in enumerate(self.segments) if i not in self.pinned)
+        return sum(min(segment.nbytes, segment.read_bytes) for segment in streamed)
 
     @property
     def bytes_per_pass(self) -> int:
@@ -182,7 +183,7 @@ class MemoryPlan:
         """Bytes that the ring reads in a pass: streamed weights in whole blocks."""
         if not self.paged:
             return 0
-        return sum(s.slot_bytes for i, s in enumerate(self.segments) if i not in self.pinned)
+        return sum(s.read_bytes for i, s in enumerate(self.segments) if i not in self.pinned)
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as JSON values."""

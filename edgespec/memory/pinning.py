@@ -40,6 +40,14 @@ class SegmentSize:
     copy_bytes: int = 0
     """Bytes of a draft's copies of its weights, which are not needed if it is pinned."""
 
+    lower_bytes: int | None = None
+    """Bytes that are read to stream it where the upper bits of its weights are a draft's."""
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that are read to stream it."""
+        return self.slot_bytes if self.lower_bytes is None else self.lower_bytes
+
     @property
     def pinning_bytes(self) -> int:
         """Bytes that pinning it takes, less those of copies that it replaces."""

@@ -18,7 +18,16 @@ from dataclasses import dataclass, field
 
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.errors import EdgespecError
-from edgespec.paging.reader import AlignedMemory, Extent, Reader, Run, Segment, read_segment
+from edgespec.paging.reader import (
+    STAGING_BYTES,
+    AlignedMemory,
+    Extent,
+    NestedRun,
+    Reader,
+    Run,
+    Segment,
+    read_segment,
+)
 from edgespec.tracing.spans import OFF, Trace, Track
 
 READERS = 2
@@ -31,7 +40,7 @@ class _Slot:
     segment: int
     start: int
     nbytes: int
-    unread: deque[Run] = field(default_factory=deque)
+    unread: deque[Run | NestedRun] = field(default_factory=deque)
     """Pieces of the segment that no thread has begun to read."""
     begun_at: float = 0.0
     n_reading: int = 0
@@ -80,7 +89,7 @@ class WeightPager(Closeable):
         self._counted_at = self._traced_until = 0.0
         """Moments up to which `read_s` counts, and to which spans of reads reach."""
         self.bytes_read = 0
-        self.stall_s = self.read_s = 0.0
+        self.stall_s = self.read_s = self.merge_s = 0.0
         self.choice_stall_s = self.first_row_stall_s = 0.0
         self._start(segments, ring_bytes)
 
@@ -245,10 +254,14 @@ class WeightPager(Closeable):
 
     def _fill(self) -> None:
         """Read pieces of the next segments as long as there is room; runs in the I/O threads."""
-        while (piece := self._next_piece()) is not None:
-            self._read(*piece)
+        staging = AlignedMemory(STAGING_BYTES, sparse=True)
+        try:
+            while (piece := self._next_piece()) is not None:
+                self._read(*piece, staging)
+        finally:
+            staging.close()
 
-    def _next_piece(self) -> tuple[_Slot, Run] | None:
+    def _next_piece(self) -> tuple[_Slot, Run | NestedRun] | None:
         """A slot and what to read into it, as soon as there is room; None once closing."""
         with self._change:
             while not self._closing:
@@ -275,16 +288,27 @@ class WeightPager(Closeable):
         self._count_ring()
         return slot
 
-    def _read(self, slot: _Slot, piece: Run) -> None:
+    def _read(self, slot: _Slot, piece: Run | NestedRun, staging: AlignedMemory) -> None:
         n = 0
         failure: BaseException | None = None
+        merged_s = 0.0
         try:
             into = self._ring.view(slot.start + piece.slot_offset, piece.nbytes)
-            n = self._reader.read(piece, into, lambda: self._closing or slot.dropped)
+            if isinstance(piece, Run):
+                n = self._reader.read(piece, into, lambda: self._is_unwanted(slot))
+            else:
+                run = piece.lower
+                lower = staging.view(0, run.nbytes)
+                n = self._reader.read(run, lower, lambda: self._is_unwanted(slot))
+                if not self._is_unwanted(slot):
+                    began = self._clock()
+                    piece.upper.merge(lower[run.slot_offset :][: piece.lower_bytes], into)
+                    merged_s = self._clock() - began
         except BaseException as exc:  # noqa: BLE001 - it is raised in the consumer's thread
             failure = exc
         with self._change:
             self.bytes_read += n
+            self.merge_s += merged_s
             slot.bytes_read += n
             slot.n_reading -= 1
             if failure is not None and not slot.dropped:
@@ -293,6 +317,9 @@ class WeightPager(Closeable):
             self._count_reading(-1)
             if slot.ready:
                 self._end_reading(slot)
+
+    def _is_unwanted(self, slot: _Slot) -> bool:
+        return self._closing or slot.dropped
 
     def _count_reading(self, change: int) -> None:
         """Count the seconds since the last call if a piece was being read."""

@@ -30,6 +30,12 @@ READ_BYTES = 4 << 20
 """Bytes of one read: large enough for full bandwidth, small enough to cancel quickly."""
 
 
+MERGED_BYTES = 2 << 20
+"""Bytes that the lower bits of one read are merged to, about."""
+STAGING_BYTES = MERGED_BYTES + 2 * BLOCK_BYTES
+"""Memory in which a thread has them before; they are never more than what they are merged to."""
+
+
 def block_floor(n: int) -> int:
     return n - n % BLOCK_BYTES
 
@@ -65,18 +71,49 @@ class Run:
             yield Run(self.file_index, self.start + at, nbytes, needed, self.slot_offset + at)
 
 
+class UpperPart(Protocol):
+    """The upper bits of weights, in memory."""
+
+    def merge(self, lower: memoryview, out: memoryview) -> None:
+        """Write the bytes of the model's file, of which `lower` has the rest, to `out`."""
+
+
+@dataclass(frozen=True, slots=True)
+class NestedRun:
+    """A part of a slot of which only the lower bits are read."""
+
+    lower: Run
+    """The read that has them after the first `slot_offset` bytes."""
+    lower_bytes: int
+    slot_offset: int
+    nbytes: int
+    """Bytes of the slot that they are merged to."""
+    upper: UpperPart
+
+
 class Segment:
     """The unit of paging: the extents that one slot holds, and their layout in it."""
 
-    def __init__(self, name: str, extents: Sequence[Extent]) -> None:
+    def __init__(
+        self, name: str, extents: Sequence[Extent], nested: Sequence[Run | NestedRun] = ()
+    ) -> None:
+        """`nested` are all parts of its slot, if some need not be read whole to stream it."""
         self.name = name
         self.extents = tuple(sorted(extents, key=lambda e: (e.file_index, e.offset)))
         self.nbytes = sum(extent.nbytes for extent in self.extents)
         self.runs = _runs(self.extents)
         last = self.runs[-1]
         self.slot_bytes = last.slot_offset + last.nbytes
-        self.pieces = tuple(piece for run in self.runs for piece in run.pieces())
-        """The runs, cut into reads of at most READ_BYTES."""
+        self.pieces: Sequence[Run | NestedRun] = nested or tuple(
+            piece for run in self.runs for piece in run.pieces()
+        )
+        """Reads to stream it, of at most READ_BYTES."""
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes read to stream it."""
+        reads = (one.lower if isinstance(one, NestedRun) else one for one in self.pieces)
+        return sum(run.nbytes for run in reads)
 
     def locate(self, file_index: int, offset: int) -> int:
         """Slot offset of the byte at `offset` of a file. Raises KeyError if no run contains it."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from edgespec.paging.reader import Segment
-from edgespec.values import ExpertStats, PagingStats, PassReport
+from edgespec.values import PassReport
 
 
 class Store(Protocol):
@@ -96,23 +95,3 @@ class PassMeter:
             passes=passes,
             n_tokens=n_tokens,
         )
-
-
-def paging_stats(
-    segments: Sequence[Segment],
-    pinned_bytes: int,
-    stores: Sequence[Store],
-    passes: int,
-    experts: ExpertStats | None = None,
-) -> PagingStats:
-    """Paging statistics of a model with these stores."""
-    total, reads = sum(segment.nbytes for segment in segments), reads_of(stores)
-    return PagingStats(
-        segments=len(segments),
-        pinned_bytes=pinned_bytes,
-        streamed_bytes=total - pinned_bytes,
-        bytes_read=int(reads.bytes_read),
-        stall_s=reads.stall_s,
-        passes=passes,
-        experts=experts,
-    )

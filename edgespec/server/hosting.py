@@ -325,6 +325,7 @@ def _added(total: PagingStats, more: PagingStats) -> PagingStats:
         passes=total.passes + more.passes,
         bytes_read=total.bytes_read + more.bytes_read,
         stall_s=total.stall_s + more.stall_s,
+        merge_s=total.merge_s + more.merge_s,
     )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from edgespec_runtimes.gguf.llama import ggml
 from edgespec_runtimes.gguf.weights.nesting import NESTINGS, UNIT, Nesting
-
 from tests.gguf_files import TYPE_CODES, pack_weights
 
 N_UNITS = 700

@@ -126,9 +126,10 @@ def _guess_lines(guesses: SpeculationStats, has_draft: bool) -> list[str]:
 
 def _paging_lines(paging: PagingStats, is_paged: bool) -> list[str]:
     """Lines about what passes read."""
+    merged = f", {paging.merge_s:.2f} s of merging beside" if paging.merge_s else ""
     lines = [
         f"paging: {format_size(paging.bytes_read)} read in {paging.passes} passes, "
-        f"{paging.stall_s:.2f} s waited for storage"
+        f"{paging.stall_s:.2f} s waited for storage{merged}"
     ]
     return lines * is_paged + ([_expert_line(paging.experts)] if paging.experts else [])
 

@@ -15,6 +15,8 @@ from typing import Any
 from edgespec.memory.budget import LOADING, MemoryRow
 from edgespec.memory.heap import allocated_bytes
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
+from edgespec.paging.pager import READERS
+from edgespec.paging.reader import STAGING_BYTES
 from edgespec.registry import GpuMemory, ModelRequest
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.context.recurrent import N_CHECKPOINTS
@@ -127,6 +129,10 @@ class MeasuredGguf:
             paged=(
                 MemoryRow(owner, "norms and other small tensors", self.mapped.unpaged_bytes),
                 *((MemoryRow(owner, "copy of what is packed", PIECE_BYTES),) * is_packed),
+                *(
+                    (MemoryRow(owner, "lower bits", READERS * STAGING_BYTES),)
+                    * bool(self.mapped.nested)
+                ),
             ),
             cuts=tuple(tuple(group.size for group in groups) for groups in self.mapped.cuts),
             experts=expert_sizes(self.mapped.mixtures),

@@ -31,6 +31,7 @@ from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.measuring import MeasuredGguf
 from edgespec_runtimes.gguf.model import GgufModel, Opening
 from edgespec_runtimes.gguf.options import GgufOptions
+from edgespec_runtimes.gguf.weights.nested import NestedWeights
 from edgespec_runtimes.gguf.weights.packing import placement_as_stored
 from edgespec_runtimes.gguf.weights.paged import PagedWeights, load_paged
 from edgespec_runtimes.gguf.weights.rounding import (
@@ -96,6 +97,13 @@ class PreparedGguf(PreparedModel):
         """The header of the file if a draft can compute with its pinned weights, after `needs`."""
         is_here = not self._measured.offloading.names and not self._measured.is_remote
         return self._header if is_here and self.enforced else None
+
+    def nest_in(self, draft: GgufFile) -> NestedWeights | None:
+        """Have only the lower bits of what `draft` has the upper ones of read, before `needs`; None
+        where weights are not here. Raises ModelError."""
+        if self.gpu_memory is None and not self._measured.is_remote and self.enforced:
+            self._measured.mapped.nested = NestedWeights(draft, self._header)
+        return self._measured.mapped.nested
 
     def notes(self, plan: MemoryPlan | None = None) -> Sequence[str]:
         """Notes about packing, and the rounding of a target with a draft."""

@@ -33,6 +33,7 @@ from edgespec_runtimes.gguf.model import GgufModel, Opening
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from edgespec_runtimes.gguf.weights import row_tables
 from edgespec_runtimes.gguf.weights.arrangement import offsets
+from edgespec_runtimes.gguf.weights.nested import NestedWeights, is_nested
 from edgespec_runtimes.gguf.weights.packing import packed_fields
 from edgespec_runtimes.gguf.weights.row_tables import RowTable
 from edgespec_runtimes.gguf.weights.segments import (
@@ -56,6 +57,8 @@ class PreparedTrimmed(PreparedGguf):
         self._trimmed = trimmed_shape(header)
         self.vocabulary_fingerprint = self._trimmed.vocabulary
         self._target: PreparedGguf | None = None
+        self._nested: NestedWeights | None = None
+        """The target's weights of which the draft has the upper parts, if it uses them."""
         super().__init__(request, header)
 
     @property
@@ -80,17 +83,19 @@ class PreparedTrimmed(PreparedGguf):
 
     def share_with(self, target: PreparedModel) -> None:
         self._target = target if isinstance(target, PreparedGguf) else None
+        if self._target and is_nested(self._header) and self.gpu_memory is None:
+            self._nested = self._target.nest_in(self._header)
 
     def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
         names = (plan.segments[i].weights for i in plan.shared) if plan else ()
         shared = self._copies.keys() & chain.from_iterable(names)
-        if plan is None or not shared:
+        if plan is None or not (shared or (self._nested and plan.paged)):
             return super().load(plan, progress)
         shape, _ = self._measured.contexts[plan.batches.get(self._request.owner, 0)]
         traced = self._measured.mapped.traced
         model, weights = (
             self._measured.mapped.take_model(),
-            SharedWeights(self._header, traced, shared),
+            SharedWeights(self._header, traced, shared, self._nested),
         )
         try:
             with self._phase("weights"):
@@ -204,9 +209,17 @@ def other_bytes(draft: GgufFile, copies: Collection[str]) -> int:
 class SharedWeights(Closeable):
     """The memory of a draft's own weights; its other tensors are pointed to the target's."""
 
-    def __init__(self, header: GgufFile, weights: Sequence[TracedWeight], shared: Collection[str]):
-        """`shared` are the names of the target's weights. Reads nothing before `fill`."""
+    def __init__(
+        self,
+        header: GgufFile,
+        weights: Sequence[TracedWeight],
+        shared: Collection[str],
+        nested: NestedWeights | None,
+    ) -> None:
+        """`shared` are the names of the target's weights; `nested` uses the others, too. Reads
+        nothing before `fill`."""
         self._header = header
+        self._nested = nested
         self._shared = {w.entry.name: w.address for w in weights if w.entry.name in shared}
         own = [weight for weight in weights if weight.entry.name not in shared]
         matrices = [weight for weight in own if weight.entry.nbytes >= SMALL_BYTES]
@@ -229,7 +242,9 @@ class SharedWeights(Closeable):
                 base = self._memory.load(group.segment, reader, stop.is_set)
                 for weight, offset in offsets(group):
                     weight.pointer.value = base + offset
-                    if fields := packed.get(weight.address):
+                    if self._nested and weight.entry.name in self._nested.names:
+                        self._nested.put(weight.entry.name, base + offset)
+                    elif fields := packed.get(weight.address):
                         self._packer.pack(
                             base + offset, weight.entry.type.code, *weight.entry.shape
                         )

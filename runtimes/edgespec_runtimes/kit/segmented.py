@@ -16,7 +16,7 @@ from edgespec.errors import Cancelled
 from edgespec.memory.budget import MemoryPlan, divided, next_step
 from edgespec.paging.pager import PinnedSegments, WeightPager
 from edgespec.paging.reader import Reader, Segment
-from edgespec.paging.store import Store, paging_stats
+from edgespec.paging.store import Store, reads_of
 from edgespec.ports import Progress
 from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import PagingStats
@@ -105,8 +105,17 @@ class SegmentedWeights(Closeable, Generic[G]):
 
     @property
     def stats(self) -> PagingStats:
-        segments = [group.segment for group in self._arranged.groups]
-        return paging_stats(segments, self.pinned_bytes, self.stores, self.passes)
+        reads = reads_of(self.stores)
+        streamed = (group.segment for group in self._arranged.streamed)
+        return PagingStats(
+            segments=len(self._arranged.groups),
+            pinned_bytes=self.pinned_bytes,
+            streamed_bytes=sum(min(one.nbytes, one.read_bytes) for one in streamed),
+            bytes_read=int(reads.bytes_read),
+            stall_s=reads.stall_s,
+            merge_s=self.pager.merge_s if self.pager else 0.0,
+            passes=self.passes,
+        )
 
     def resume(self) -> None:
         for store in self.stores:

@@ -38,6 +38,8 @@ class NewModel:
     alignment: int
     tail_bytes: int = 0
     """Size of what follows the tensors, the last of the contents."""
+    beside_bytes: int = 0
+    """Size of another file that is written meanwhile."""
 
     @cached_property
     def head(self) -> bytes:
@@ -68,9 +70,9 @@ class NewModel:
         """Write `out`, which appears when it is complete; `contents` are the bytes of each tensor,
         in pieces. Raises EdgespecError when the disk is too small or fails."""
         free, size = shutil.disk_usage(out.parent).free, self.size_bytes
-        if free < size:
+        if free < (needed := size + self.beside_bytes):
             raise EdgespecError(
-                f"{out} needs {format_size(size)}, {format_size(free)} are free there: choose a "
+                f"{out} needs {format_size(needed)}, {format_size(free)} are free there: choose a "
                 "smaller size or another disk"
             )
         try:

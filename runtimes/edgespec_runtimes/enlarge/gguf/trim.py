@@ -5,12 +5,13 @@ Does not choose the quantisation or the tokens of the head.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from edgespec.errors import ModelError, setting
-from edgespec.files.unfinished import scratch_folder
+from edgespec.files.cache_folder import lower_parts
+from edgespec.files.unfinished import scratch_folder, unfinished_file
 from edgespec.ports import Progress
 from edgespec.registry import vocabulary_fingerprint, without_padding
 from edgespec.values import ENLARGED_FROM
@@ -24,6 +25,7 @@ from edgespec_runtimes.enlarge.gguf.gguf_writer import (
     pack_pair,
     read_bytes,
 )
+from edgespec_runtimes.enlarge.gguf.nest import CannotNest, LowerParts, seal, upper_rows
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, ValueType, read_header
 from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT
 from edgespec_runtimes.gguf.file.trimmed_header import (
@@ -37,7 +39,10 @@ from edgespec_runtimes.gguf.file.trimmed_header import (
 )
 from edgespec_runtimes.gguf.file.validation import validate
 from edgespec_runtimes.gguf.llama.quantiser import quantise
+from edgespec_runtimes.gguf.weights.nested import nesting_of
 
+NESTED = "nested"
+"""Quantisation of a draft of upper parts, beside which lower ones are written."""
 VOCABULARY_TYPE, NARROW_TYPE = "Q3_K", "Q4_0"
 """Types of embeddings and head: in blocks of 256 elements, and of 32."""
 _OUTPUT_BIAS = "output.bias"
@@ -71,6 +76,9 @@ def trim(
     EdgespecError when the disk is too small or fails.
     """
     check_trimmable(source)
+    if kind == NESTED:
+        nest(source, out, token_ids, progress)
+        return
     vocabulary_type = VOCABULARY_TYPE if has_large_blocks(read_header(source)) else NARROW_TYPE
     with scratch_folder(out.parent) as folder:
         coarse = folder / "coarse.gguf"
@@ -78,24 +86,54 @@ def trim(
         write_trimmed(coarse, out, token_ids, progress)
 
 
-def write_trimmed(
+def nest(
     source: Path, out: Path, token_ids: Sequence[int], progress: Progress | None = None
 ) -> None:
-    """Write `out`, the trimmed copy of `source` in its quantisation. Memory stays constant."""
+    """Write `out`, the trimmed copy of `source` of the upper parts of its weights, and beside it
+    the lower ones. Raises ModelError if there are no such parts, EdgespecError for a full disk."""
+    header, whole = read_header(source), set[str]()
+    while True:
+        try:
+            with unfinished_file(lower_parts(out)) as file:
+                parts = LowerParts(header, file, whole)
+                write_trimmed(source, out, token_ids, progress, parts)
+            seal(out)
+            return
+        except CannotNest as error:
+            whole.add(str(error))
+
+
+def write_trimmed(
+    source: Path,
+    out: Path,
+    token_ids: Sequence[int],
+    progress: Progress | None = None,
+    parts: LowerParts | None = None,
+) -> None:
+    """Write `out`, the trimmed copy of `source` in its quantisation, or the upper `parts` of its
+    weights. Memory stays constant."""
     header = read_header(source)
     table = header.tensors_by_name[EMBEDDINGS]
     head = replace(header.tensors_by_name.get(OUTPUT, table), name=EMBEDDINGS)
-    described: list[Description] = [(EMBEDDINGS, head.type, (head.shape[0], len(token_ids)))]
-    contents: list[Iterable[bytes]] = [_rows(header, head, token_ids)]
+    nesting = nesting_of(head) if parts and EMBEDDINGS not in parts.whole else None
+    rows = _rows(header, head, token_ids)
+    kind, contents = head.type, [rows]
+    if nesting:
+        kind, contents = nesting.upper, [upper_rows(nesting, rows)]
+    described: list[Description] = [(EMBEDDINGS, kind, (head.shape[0], len(token_ids)))]
     for tensor in header.tensors:
         if tensor.name == _OUTPUT_BIAS:
             described.append((tensor.name, tensor.type, (len(token_ids),)))
             contents.append(_rows(header, replace(tensor, shape=(1, *tensor.shape)), token_ids))
+        elif parts and (nesting := parts.nestings.get(tensor.name)):
+            described.append((tensor.name, nesting.upper, tensor.shape))
+            contents.append(parts.split(header, tensor))
         elif tensor.name not in (EMBEDDINGS, OUTPUT):
             described.append((tensor.name, tensor.type, tensor.shape))
             contents.append(copied_tensor(header, tensor))
-    pairs = _pairs(header, table, token_ids)
-    model = NewModel(pairs, described, header.alignment, tail_bytes=table.nbytes)
+    pairs = [*_pairs(header, table, token_ids), *(parts.pairs if parts else ())]
+    beside_bytes = parts.model.size_bytes if parts else 0
+    model = NewModel(pairs, described, header.alignment, table.nbytes, beside_bytes)
     model.write(out, [*contents, copied_tensor(header, table)], "writing the draft", progress)
 
 

@@ -16,6 +16,7 @@ from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import abi, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.weights import segments
+from edgespec_runtimes.gguf.weights.nested import NestedWeights
 from edgespec_runtimes.gguf.weights.offloading import Offloading
 from edgespec_runtimes.gguf.weights.paged_experts import Mixture, mixtures
 
@@ -41,6 +42,8 @@ class MappedWeights:
         self._mapping = mapping
         self._shape = shape
         self._model: loading.Model | None = None
+        self.nested: NestedWeights | None = None
+        """Weights of which only the lower bits are streamed; set before `cuts` are asked for."""
 
     @cached_property
     def traced(self) -> list[segments.TracedWeight]:
@@ -70,6 +73,8 @@ class MappedWeights:
             divided = segments.cut(streamable, nbytes, divides_layers=True)
             if segments.largest_slot(divided) < segments.largest_slot(cuts[-1]):
                 cuts.append(divided)
+        if self.nested:
+            cuts = [[self.nested.nest(group) for group in cut] for cut in cuts]
         return cuts
 
     @property

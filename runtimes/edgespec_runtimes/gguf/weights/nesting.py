@@ -1,5 +1,5 @@
-"""Kinds of nested weights: the upper bits of a tensor's codes in a type that ggml computes with, and
-the lower bits, which together are the file's bytes again.
+"""Kinds of nested weights: the upper bits of codes in a type that ggml computes with, and the lower
+bits, which together are the file's bytes again.
 
 Knows blocks of bytes and neither files nor models. A unit is 256 weights of one row.
 """
@@ -30,21 +30,18 @@ _MOST = np.finfo(np.float16).max
 
 @dataclass(frozen=True, slots=True)
 class Nesting:
-    """How a kind of weights nests; arrays are uint8 [units, bytes of a unit]."""
+    """A kind of weights that nests; arrays are uint8 [units, bytes of a unit]."""
 
     upper: TensorType
     """Type of the upper part."""
     file_bytes: int
     """Bytes of a unit in the model's file."""
+    upper_bytes: int
     lower_bytes: int
     split: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray] | None]
     """Upper and lower parts of the file's units; None if a unit has no such parts."""
     join: Callable[[np.ndarray, np.ndarray, np.ndarray], None]
     """Writes the file's units, of their upper and lower parts, to the third array."""
-
-    @property
-    def upper_bytes(self) -> int:
-        return self.upper.nbytes(UNIT)
 
     def merge(self, upper: np.ndarray, lower: np.ndarray, out: np.ndarray) -> None:
         """Write the file's bytes of some units to `out`. Other threads compute meanwhile."""
@@ -83,7 +80,8 @@ def _split_q8_0(units: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
 
 def _nibbles(codes: np.ndarray) -> np.ndarray:
     """Codes of 4 bits [units, 4, 2, 32] as bytes, in the order of Q4_K."""
-    return (codes[:, :, 0] | codes[:, :, 1] << 4).reshape(-1, 128)
+    paired: np.ndarray = codes[:, :, 0] | codes[:, :, 1] << 4
+    return paired.reshape(-1, 128)
 
 
 def _join_q8_0(upper: np.ndarray, lower: np.ndarray, out: np.ndarray) -> None:
@@ -104,6 +102,18 @@ def _join_q8_0(upper: np.ndarray, lower: np.ndarray, out: np.ndarray) -> None:
 
 
 NESTINGS: Mapping[str, Nesting] = {
-    "Q8_0": Nesting(TYPES["Q4_K"], TYPES["Q8_0"].nbytes(UNIT), 144, _split_q8_0, _join_q8_0),
+    "Q8_0": Nesting(TYPES["Q4_K"], 272, 144, 144, _split_q8_0, _join_q8_0),
 }
 """Kinds of weights that nest, by the name of their type."""
+
+
+def as_stored(kind: TensorType, unit_bytes: int) -> Nesting:
+    """Weights whose upper part is all of them."""
+
+    def split(units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return units, units[:, :0]
+
+    def join(upper: np.ndarray, lower: np.ndarray, out: np.ndarray) -> None:
+        out[:] = upper
+
+    return Nesting(kind, unit_bytes, unit_bytes, 0, split, join)

@@ -66,7 +66,9 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
         stop: AbortFlag,
     ) -> None:
         """`request` has the trace and the limit of reads."""
-        open_reader = partial(DirectReader, header.paths, ReadLimit.of(request.read_limit))
+        lower = [mapped.nested.path] if mapped.nested else []
+        paths = [*header.paths, *lower]
+        open_reader = partial(DirectReader, paths, ReadLimit.of(request.read_limit))
         super().__init__(plan, open_reader(), stop.is_set, request.trace)
         self._header = header
         weights, mixtures, self._cuts = mapped.traced, mapped.mixtures, mapped.cuts

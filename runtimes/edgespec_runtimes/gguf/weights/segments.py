@@ -209,7 +209,15 @@ class WeightGroup:
         name, whole = self.segment.name, self.weights[0].entry.name
         slice_of = whole if self.rows else ""
         names = tuple(weight.entry.name for weight in self.weights)
-        return SegmentSize(name, self.segment.nbytes, self.segment.slot_bytes, slice_of, names)
+        segment = self.segment
+        return SegmentSize(
+            name,
+            segment.nbytes,
+            segment.slot_bytes,
+            slice_of,
+            names,
+            lower_bytes=segment.read_bytes,
+        )
 
 
 def cut(

@@ -1,0 +1,155 @@
+"""A target's weights of which a draft has the upper bits in memory: only the lower ones are read.
+
+Beside the draft's file is one with the lower parts, in the order of the target's file. What the
+draft holds as it is stored is not read at all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from edgespec.errors import ModelError
+from edgespec.files.cache_folder import lower_parts
+from edgespec.files.sampled import sampled_digest
+from edgespec.paging.reader import BLOCK_BYTES, MERGED_BYTES, Extent, NestedRun, Run, Segment
+from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, read_header
+from edgespec_runtimes.gguf.weights.nesting import NESTINGS, UNIT, Nesting, as_stored
+from edgespec_runtimes.gguf.weights.segments import SMALL_BYTES, WeightGroup, extent_of
+
+SOURCE, LOWER = "edgespec.draft.nested_in", "edgespec.draft.lower_parts"
+"""Metadata of a draft: digests of the file whose upper parts it has, and of the lower parts."""
+ALIGNMENT = BLOCK_BYTES
+"""Alignment of lower parts in their file."""
+_ALIKE = BLOCK_BYTES // 2
+"""Units whose lower parts end at a block, as long as those of one are an even number of bytes."""
+
+
+def is_nested(draft: GgufFile) -> bool:
+    """True if the model was made of the upper parts of another."""
+    return SOURCE in draft.entries
+
+
+def nesting_of(entry: TensorEntry) -> Nesting | None:
+    """The kind of a matrix that nests; None if it does not."""
+    nesting = NESTINGS.get(entry.type.name)
+    is_fit = entry.nbytes >= SMALL_BYTES and entry.shape[0] % UNIT == 0
+    return nesting if is_fit else None
+
+
+def check_intact(draft: GgufFile, target: GgufFile) -> None:
+    """Raise ModelError unless draft and lower parts are those that were made of the target."""
+    lower = lower_parts(draft.path)
+    again = "make it again with `edgespec models draft`, or with `draft=self`"
+    for files, key, what in (((lower,), LOWER, lower), (target.paths, SOURCE, target.path)):
+        try:
+            found = sampled_digest(files, with_times=False)
+        except OSError as error:
+            raise ModelError(f"{what} cannot be read ({error.strerror}): {again}") from error
+        if found != draft.text(key):
+            raise ModelError(f"{what} is not the file that {draft.path} was made with: {again}")
+
+
+@dataclass(slots=True)
+class _Matrix:
+    """A matrix of the target, and where its parts are."""
+
+    nesting: Nesting
+    lower_offset: int
+    """Offset of its lower part in the file with such parts."""
+    upper_address: int = 0
+    """Address of its upper part, once the draft is loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some units of a matrix, from the `first`."""
+
+    matrix: _Matrix
+    first: int
+
+    def merge(self, lower: memoryview, out: memoryview) -> None:
+        kind, address = self.matrix.nesting, self.matrix.upper_address
+        assert address
+        units = np.frombuffer(out, np.uint8).reshape(-1, kind.file_bytes)
+        shape = len(units), kind.upper_bytes
+        begin = address + self.first * kind.upper_bytes
+        upper = memoryview((ctypes.c_uint8 * math.prod(shape)).from_address(begin))
+        kind.merge(
+            np.frombuffer(upper, np.uint8).reshape(shape),
+            np.frombuffer(lower, np.uint8).reshape(len(units), kind.lower_bytes),
+            units,
+        )
+
+
+class NestedWeights:
+    """The matrices of a target that are streamed by their lower parts."""
+
+    def __init__(self, draft: GgufFile, target: GgufFile) -> None:
+        """Raises ModelError if the lower parts are damaged, or those of another file."""
+        check_intact(draft, target)
+        lower = read_header(lower_parts(draft.path))
+        self.path = lower.path
+        self._file_index = len(target.paths)
+        self._matrices: dict[str, _Matrix] = {}
+        for entry in target.tensors:
+            upper, low = (file.tensors_by_name.get(entry.name) for file in (draft, lower))
+            if upper is None or entry.nbytes < SMALL_BYTES or upper.shape != entry.shape:
+                continue
+            nesting = nesting_of(entry)
+            if nesting and low and upper.type == nesting.upper:
+                self._matrices[entry.name] = _Matrix(nesting, low.offset)
+            elif upper.type == entry.type:
+                row_bytes = entry.type.nbytes(entry.shape[0])
+                self._matrices[entry.name] = _Matrix(as_stored(entry.type, row_bytes), 0)
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names of the matrices."""
+        return self._matrices.keys()
+
+    def put(self, name: str, address: int) -> None:
+        """Take the upper part of a matrix from this address as long as the target is open."""
+        self._matrices[name].upper_address = address
+
+    def nest(self, group: WeightGroup) -> WeightGroup:
+        """The group, of which only lower parts are read if they are known."""
+        if not any(weight.entry.name in self._matrices for weight in group.weights):
+            return group
+        segment, pieces = group.segment, list[Run | NestedRun]()
+        for weight in group.weights:
+            extent = segment.extents[0] if group.rows else extent_of(weight.entry)
+            matrix = self._matrices.get(weight.entry.name)
+            if matrix is None:
+                for run in Segment("", [extent]).runs:
+                    at = segment.locate(run.file_index, run.start)
+                    pieces += replace(run, slot_offset=at).pieces()
+            else:
+                begin = extent.offset - weight.entry.offset
+                at = segment.locate(extent.file_index, extent.offset)
+                pieces += self._pieces(matrix, begin, extent.nbytes, at)
+        return replace(group, segment=Segment(segment.name, segment.extents, tuple(pieces)))
+
+    def _pieces(
+        self, matrix: _Matrix, begin: int, nbytes: int, slot_offset: int
+    ) -> Iterator[NestedRun]:
+        """The pieces of a matrix's bytes from `begin`, which are whole units."""
+        kind = matrix.nesting
+        n_most = _ALIKE * max(1, MERGED_BYTES // kind.file_bytes // _ALIKE)
+        end = (begin + nbytes) // kind.file_bytes
+        for first in range(begin // kind.file_bytes, end, n_most):
+            n_units = min(n_most, end - first)
+            at, lower_bytes = first * kind.lower_bytes, n_units * kind.lower_bytes
+            run = Segment("", [Extent(self._file_index, matrix.lower_offset + at, lower_bytes)])
+            lower = replace(run.runs[0], slot_offset=(matrix.lower_offset + at) % BLOCK_BYTES)
+            yield NestedRun(
+                lower,
+                lower_bytes,
+                slot_offset + first * kind.file_bytes - begin,
+                n_units * kind.file_bytes,
+                _Part(matrix, first),
+            )
