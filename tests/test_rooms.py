@@ -216,7 +216,7 @@ MOST_LINES = {
     "batch": 525,
     "bench": 1374,
     "chat": 1910,
-    "cli": 4620,
+    "cli": 4630,
     "completions": 4770,
     "concurrency": 567,
     "diagnosis": 480,

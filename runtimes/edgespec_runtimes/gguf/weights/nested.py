@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edgespec.errors import ModelError
+from edgespec.errors import ModelError, setting
 from edgespec.files.cache_folder import lower_parts
 from edgespec.files.sampled import sampled_digest
 from edgespec.paging.reader import BLOCK_BYTES, MERGED_BYTES, Extent, NestedRun, Run, Segment
@@ -44,7 +44,7 @@ def nesting_of(entry: TensorEntry) -> Nesting | None:
 def check_intact(draft: GgufFile, target: GgufFile) -> None:
     """Raise ModelError unless draft and lower parts are those that were made of the target."""
     lower = lower_parts(draft.path)
-    again = "make it again with `edgespec models draft`, or with `draft=self`"
+    again = f"make it again with {setting.draft('self')}, or `edgespec models draft`"
     for files, key, what in (((lower,), LOWER, lower), (target.paths, SOURCE, target.path)):
         try:
             found = sampled_digest(files, with_times=False)
