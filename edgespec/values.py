@@ -62,6 +62,8 @@ class ModelInfo:
     """Longest context that leaves its texts as they are, where memory allows it; 0: `n_ctx`."""
     n_threads: int = 0
     """Threads that compute the model; 0 if unknown."""
+    adjusts: bool = False
+    """True if the memory of its weights may change while it is used."""
     gives_features: bool = False
     """True if it can be loaded to give the inputs of its layers to a head."""
     feature_layers: tuple[int, ...] = ()

@@ -138,15 +138,15 @@ class PagingContract:
         paged.truncate(0)
         dice = random.Random(1)
         for token, logits in zip(tokens, expected, strict=True):
-            applied = paged.adjusting.divide(with_room(paged, dice.choice((0.0, 0.3, 0.7, 1.0))))
+            applied = paged.divide(with_room(paged, dice.choice((0.0, 0.3, 0.7, 1.0))))
             if dice.random() < 0.5:
-                paged.adjusting.settle()
+                paged.settle()
                 assert applied.is_set()
             assert np.array_equal(one_by_one(paged, [token])[0], logits)
             assert applied.is_set()
 
     def test_what_is_wanted_is_pinned_after_some_passes(self, paged: LanguageModel) -> None:
-        paged.adjusting.divide(with_room(paged, 1))
+        paged.divide(with_room(paged, 1))
         for token in paged.vocabulary.encode(2 * TEXT)[:12]:
             one_by_one(paged, [token])
         assert paged.paging().streamed_bytes == 0
@@ -155,9 +155,9 @@ class PagingContract:
         tokens = paged.vocabulary.encode(2 * TEXT)[:2]
         expected = one_by_one(paged, tokens)
         paged.truncate(0)
-        paged.adjusting.divide(with_room(paged, 0))
+        paged.divide(with_room(paged, 0))
         one_by_one(paged, tokens[:1])
-        paged.adjusting.divide(with_room(paged, 1))
+        paged.divide(with_room(paged, 1))
         good = paged._weights._reader.read
 
         def broken(*arguments: object) -> int:

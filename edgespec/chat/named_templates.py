@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from edgespec.errors import UsageError, setting
-from edgespec.ports.chat_format import NamedTemplates
+from edgespec.ports.chat_format import NamedTemplate
 from edgespec.settings.base import nearest
 
 RENDERED = "named_template"
@@ -17,7 +17,7 @@ _SAMPLE = [("system", "A"), ("user", "B"), ("assistant", "C"), ("user", "D")]
 Rendering = Callable[[Sequence[Mapping[str, Any]], bool], str]
 
 
-def named_template(text: str, known: NamedTemplates | None) -> tuple[str, Rendering] | None:
+def named_template(text: str, known: Mapping[str, NamedTemplate]) -> tuple[str, Rendering] | None:
     """Jinja source of the template with the name `text`, and the function that it calls.
 
     None if `text` is Jinja itself. A comment in the source shows the marks that the template
@@ -25,15 +25,15 @@ def named_template(text: str, known: NamedTemplates | None) -> tuple[str, Render
     """
     if "{" in text:
         return None
-    if known is None:
+    if not known:
         raise UsageError(
             f"the chat template {text[:60]!r} is not Jinja, and names are llama.cpp's, which does "
             f"not run this model: give Jinja, or a file with {setting.use_chat_template}"
         )
-    if text not in known.names:
+    if text not in known:
         raise UsageError(
             f"the chat template {text[:60]!r} is neither Jinja nor a known name "
-            f"({', '.join(known.names)}){nearest(text, known.names)}"
+            f"({', '.join(known)}){nearest(text, known)}"
         )
 
     def rendered(messages: Sequence[Mapping[str, Any]], begins_answer: bool) -> str:
@@ -41,7 +41,7 @@ def named_template(text: str, known: NamedTemplates | None) -> tuple[str, Render
         if not roles <= {*_ROLES}:
             raise ValueError("this chat template knows the roles system, user and assistant")
         turns = [(message["role"], message["content"]) for message in messages]
-        return known.render(text, turns, begins_answer)
+        return known[text](turns, begins_answer)
 
-    sample = known.render(text, _SAMPLE, True).replace("#}", "")
+    sample = known[text](_SAMPLE, True).replace("#}", "")
     return f"{{{{ {RENDERED}(messages, add_generation_prompt) }}}}{{# {sample} #}}", rendered

@@ -5,9 +5,9 @@ Templates are not rendered here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from edgespec.errors import ModelError, setting
 
@@ -15,17 +15,9 @@ DEFAULT = "default"
 FOR_TOOLS = "tool_use"
 
 
-class NamedTemplates(Protocol):
-    """Chat templates that a runtime knows by name."""
-
-    @property
-    def names(self) -> Sequence[str]: ...
-
-    def render(self, name: str, turns: Sequence[tuple[str, str]], begins_answer: bool) -> str:
-        """The text of roles and contents, whose roles are system, user and assistant.
-
-        Raises ValueError for a text that cannot be rendered.
-        """
+NamedTemplate = Callable[[Sequence[tuple[str, str]], bool], str]
+"""Renders roles (system, user and assistant) with contents, and with true the beginning of an
+answer. Raises ValueError for a text that it cannot render."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +34,8 @@ class ChatFormat:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Sampling settings recommended by the model's authors, by fields of `SamplingParams`; not
     validated."""
-    named: NamedTemplates | None = None
-    """Templates of the runtime, which users may choose instead; None if it knows none."""
+    named: Mapping[str, NamedTemplate] = field(default_factory=dict)
+    """Templates of the runtime by name, which users may choose instead."""
 
     def source(self, model: str, with_tools: bool = False) -> str:
         """The template for a conversation. Raises ModelError if the model has none."""

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -77,24 +77,6 @@ class PassPart(NamedTuple):
     @property
     def n_rows(self) -> int:
         return len(self.reads) + len(self.nodes)
-
-
-class AdjustsWeights(Protocol):
-    """Weights that are pinned, streamed and let go while a model is in use."""
-
-    def divide(self, plan: Any) -> threading.Event:
-        """Divide the memory by another `MemoryPlan`, from the next pass or `settle` on; from any
-        thread.
-
-        The event tells that the memory is at most that of the plan. What is missing is pinned in
-        portions, before the passes that follow.
-        """
-
-    def settle(self) -> None:
-        """Take a step towards the division that was asked for; called between passes.
-
-        Raises WeightReadError.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +175,22 @@ class LanguageModel(ABC):
     token_ids: np.ndarray | None = None
     """Token of each column of the logits, ascending, of a draft that rates only some of the
     target's tokens (FR-Spec, arXiv 2502.14856); None: all, in their order."""
-    adjusting: AdjustsWeights | None = None
-    """Weights whose memory may change while the model is used; None if all are resident."""
 
     def borrow_from(self, target: LanguageModel) -> None:
         """Compute with the weights that the plan has a draft share with its target (SubSpec, arXiv
         2509.18344). They must stay pinned, and the target open. Called before the first pass."""
+
+    def divide(self, plan: Any) -> threading.Event:
+        """Divide the memory of weights by another `MemoryPlan`, if `info.adjusts`; from any thread.
+
+        It holds from the next pass or `settle` on; the event tells that the memory is at most that
+        of the plan. What is missing is pinned in portions, before the passes that follow.
+        """
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Take a step towards the division that was asked for; called between passes. Raises
+        WeightReadError."""
 
     # features, the inputs of some of a target's layers at committed tokens, which a head reads
 

@@ -16,7 +16,7 @@ from edgespec.grammar.specification import GRAMMAR_BYTES, GRAMMARS_AT_ONCE, libr
 from edgespec.memory import division, process
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.following import QUICK_S, FreeMemory, GroupWatch, MemoryReading
-from edgespec.ports import AdjustsWeights, Vocabulary
+from edgespec.ports import Vocabulary
 from edgespec.session.opening import LoadedModels
 from edgespec.settings.units import auto_bounds, format_size, parse_size
 from edgespec.values import PagingStats
@@ -53,14 +53,14 @@ class SessionBudget(Closeable):
         self._has_reserve = models.settings is not None and models.settings.reserve > 0
         self._target = models.target
         needs = models.needs
-        self._weights = weights = models.target.adjusting
-        self._cuts = needs.cuts if needs and weights else ()
+        self._adjusts = adjusts = models.target.info.adjusts
+        self._cuts = needs.cuts if needs and adjusts else ()
         self._changing = threading.Lock()
         self._is_over = threading.Event()
         """Set once the budget follows the free memory no longer."""
         self._follower: threading.Thread | None = None
         budget = models.settings.memory_budget if models.settings else 0
-        if weights and auto_bounds(budget) is not None:
+        if adjusts and auto_bounds(budget) is not None:
             self._begin_following(budget)
 
     @property
@@ -89,7 +89,7 @@ class SessionBudget(Closeable):
         Raises BudgetError, UsageError, SessionClosed, and WeightReadError.
         """
         follows = auto_bounds(size) is not None
-        if follows and self._weights is None:
+        if follows and not self._adjusts:
             raise UsageError(
                 "the target's weights stay, so that its budget cannot follow the free memory: "
                 f"load it with {setting.adjustable_budget(True)}"
@@ -118,7 +118,7 @@ class SessionBudget(Closeable):
             try:
                 self._change_to(replace(self.plan, rows=rows), budget_bytes)
             except BudgetError as error:
-                paging = "" if self._weights else f", or page weights ({setting.adjustable_budget})"
+                paging = "" if self._adjusts else f", or page weights ({setting.adjustable_budget})"
                 raise UsageError(
                     f"structured answers need {format_size(nbytes)}, more than the models leave of "
                     f"the memory budget of {format_size(budget_bytes)}: raise it{paging}"
@@ -136,16 +136,16 @@ class SessionBudget(Closeable):
 
     def _change_to(self, plan: MemoryPlan, budget_bytes: int) -> None:
         plan = division.adjusted(plan, budget_bytes, self._cuts)
-        if self._weights is not None:
-            self._wait(self._weights, plan, self._weights.divide(plan))
+        if self._adjusts:
+            self._wait(plan, self._target.divide(plan))
         self.plan = plan
 
-    def _wait(self, weights: AdjustsWeights, plan: MemoryPlan, applied: threading.Event) -> None:
+    def _wait(self, plan: MemoryPlan, applied: threading.Event) -> None:
         """Wait until a pass or the engine's thread has given the memory up."""
         paging = PagingStats(pinned_bytes=plan.pinned_bytes, streamed_bytes=plan.streamed_bytes)
 
         def settle() -> None:
-            weights.settle()
+            self._target.settle()
             self._engine.ledger.see_budget(paging)
 
         done = self._engine.after_pass(settle)

@@ -15,12 +15,12 @@ TALK = [
 
 
 def prompts(given: str, named: bool = True, **tokens: frozenset[str]) -> ChatPrompts:
-    knows = None
+    knows = {}
     if named:
         pytest.importorskip("llama_cpp")
-        from edgespec_runtimes.gguf.llama.vocabulary import LlamaTemplates
+        from edgespec_runtimes.gguf.llama.vocabulary import named_templates
 
-        knows = LlamaTemplates()
+        knows = named_templates()
     chat_format = ChatFormat(named=knows, **tokens)
     return ChatPrompts("fake", chat_format, lambda text: [ord(c) for c in text], given, bos=[7])
 
@@ -39,8 +39,8 @@ def test_a_system_message_that_a_name_leaves_out_is_told_by_the_user():
 
 def test_every_name_of_llama_cpp_shows_a_conversation():
     knows = prompts("chatml")._format.named
-    assert len(knows.names) > 40
-    for name in knows.names:
+    assert len(knows) > 40
+    for name in knows:
         assert "Hello" in prompts(name).prompt(HELLO).text
 
 

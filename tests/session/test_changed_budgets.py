@@ -163,7 +163,7 @@ def test_weights_that_cannot_be_read_again_fail_the_change(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session.set_memory_budget(session.budget.smallest_bytes)
-    weights = session._models.target.adjusting
+    weights = session._models.target._weights
     good = weights._reader.read
 
     def broken(*arguments: object) -> int:

@@ -90,7 +90,7 @@ class GgufModel(KeptTexts):
         super().__init__(opening.vocabulary, opening.origin, opening.stop, model.users)
         self._model = model
         self._shape = shape
-        self.adjusting = self._weights = weights
+        self._weights = weights
         self._trace = opening.trace
         invariant = opening.prompts_are_invariant
         gives_logits = invariant and info.architecture not in _LOGITS_OF_ALL
@@ -104,6 +104,7 @@ class GgufModel(KeptTexts):
             ),
             prompts_give_logits=gives_logits and info.tree_capable,
             used_share=weights.used_share if weights else info.used_share,
+            adjusts=weights is not None,
         )
         self._token_bytes, self._narrowest = opening.token_bytes, model.n_window
         self._has_attention = model.has_attention

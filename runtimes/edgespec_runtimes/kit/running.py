@@ -92,6 +92,14 @@ class RunningModel(LanguageModel):
             raise not_offered(self.info, layers)
         self._tap.give(take)
 
+    def divide(self, plan: Any) -> threading.Event:
+        assert self._weights is not None, "all weights are resident"
+        return self._weights.divide(plan)
+
+    def settle(self) -> None:
+        if self._weights is not None:
+            self._weights.settle()
+
     def paging(self) -> PagingStats:
         if self._paging is not None:
             return self._paging

@@ -66,7 +66,7 @@ class Division(Generic[G]):
 
 
 class SegmentedWeights(Closeable, Generic[G]):
-    """Base of a runtime's paged weights; implements `AdjustsWeights`.
+    """Base of a runtime's paged weights, which are pinned, streamed and let go while it is used.
 
     A runtime calls `_use` once before anything is read.
     """

@@ -44,11 +44,12 @@ class OnnxModel(RunningModel):
         files: WatchedFiles | None = None,
     ) -> None:
         """`files` are those that onnxruntime has mapped."""
-        self.info = replace(info, prompt_batch=tokens_per_pass, prompts_give_logits=True)
+        info = replace(info, prompts_give_logits=True, adjusts=decoder.weights is not None)
+        self.info = replace(info, prompt_batch=tokens_per_pass)
         super().__init__(vocabulary, origin, decoder.stop, Users("the model"))
         self._decoder = decoder
         self._caches = decoder.caches
-        self.adjusting = self._weights = decoder.weights
+        self._weights = decoder.weights
         self._batcher = batcher
         self._files = files
         self._tokens_per_pass = tokens_per_pass
