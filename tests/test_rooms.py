@@ -227,7 +227,7 @@ MOST_LINES = {
     "memory": 1700,
     "models": 745,
     "paging": 1900,
-    "ports": 622,
+    "ports": 605,
     "rules": 1000,
     "server": 3080,
     "session": 3000,
