@@ -1,7 +1,8 @@
 """The engine and its loop: grow the trees, verify them in one pass of the target, accept, learn.
 
 `step` is one pass for all texts. Knows models through their port, guesses through sources and rules
-by their interfaces; `scheduler` says which texts are written, `text` knows one text's part.
+by their interfaces; `scheduler` says which texts are written, `text` knows one text's part. The
+module is longer than others, because it is the whole of a round.
 
 Passes compute in the calling thread, but for those beside which guesses go on: a second thread that
 computes gets OpenMP threads of its own, more than there are cores, and all of them then sleep at
@@ -11,7 +12,6 @@ every barrier.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,32 +23,41 @@ from edgespec.concurrency.owning import Users, close_all
 from edgespec.concurrency.worker import Running, Worker
 from edgespec.engine import prompt_reading
 from edgespec.engine.admission import admit, check_sources, notes_on, obstacle
-from edgespec.engine.growth import Logits, TreeGrowth, check
 from edgespec.engine.ledger import Deal
-from edgespec.engine.outcome import RoundOutcome, surest
+from edgespec.engine.outcome import RoundOutcome, add_to, source_stats, surest
+from edgespec.engine.scheduler import Scheduler
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import Slot
 from edgespec.engine.sources.line_up import line_up
 from edgespec.engine.sources.mixer import Mixer
-from edgespec.engine.sources.source import Source
+from edgespec.engine.sources.source import Opinion, Source
 from edgespec.engine.state_store import KeptLedger, StateStore
-from edgespec.engine.text import Text
-from edgespec.errors import SessionClosed
+from edgespec.engine.text import Text, ending
+from edgespec.errors import Cancelled, SessionClosed
 from edgespec.pool import Pool
 from edgespec.ports import LanguageModel, PassPart
 from edgespec.ports.text_request import TextRequest
+from edgespec.rules.pacer import PACERS, Guess, most_probable
 from edgespec.rules.sampling import Sampler, SamplingParams
 from edgespec.settings.rule_names import Keeps
 from edgespec.state.prefix_cache import SlotPrefixes
 from edgespec.tracing.spans import OFF, Trace, Track
-from edgespec.values import SourceStats
 
 
 def nothing() -> None:
     """Release of an engine whose models are borrowed."""
 
 
-class Engine(TreeGrowth):
+Logits = list[np.ndarray]
+"""Logits of each part of a pass, float32 [n_nodes, n_vocab]."""
+CAPACITY = 8
+"""Nodes of a slot's tree, relative to those of a pass: some are drafted beside it."""
+FORCED, FORCED_CONFIDENCE = "grammar", 0.99
+"""Source of the tokens that a grammar forces: bytes, which the target may still split into other
+tokens."""
+
+
+class Engine(Scheduler):
     """Generates text with a target and an optional draft, in a thread of its own.
 
     As many generations run at a time as the target holds texts; others wait in line. Learnt state
@@ -81,18 +90,19 @@ class Engine(TreeGrowth):
         if not reason and draft is not None and draft.info.reads_features:
             target.give_features(draft.info.feature_layers, draft.take_features)
         self.target, self.trace, self.settings = target, trace, settings
-        self.acceptance, self.pacer = settings.acceptance_rule, settings.new_pacer(target.info)
-        self.limits = settings.limits_for(target.info)
+        self.acceptance, self.pacer = settings.acceptance_rule, PACERS[settings.pacer]
+        self.limits, self.width = settings.limits_for(target.info), settings.width(target.info)
         self.sources = line_up(target, None if reason else draft, sources, settings)
         self.mixer, self.pool, self.worker = Mixer(), Pool(), Worker()
         draft_info = draft.info if draft is not None else None
         store = state_store if self.sources else None
         self.ledger = KeptLedger(target, draft_info, self.mixer, settings, store)
+        self.deal, self.pass_ = Deal(self.ledger.prices), RoundOutcome()
         n_slots = min(settings.n_texts(target.info), self.limits.max_nodes)
+        self.capacity = CAPACITY * self.limits.max_nodes
         places = (prefixes(n) if prefixes is not None else None for n in range(n_slots))
         slots = [Slot(target, n, self.sources, place) for n, place in enumerate(places)]
-        guesses = bool(self.sources)
-        self._notes = notes_on(reason, self.acceptance, guesses, target.info.n_slots)
+        self._notes = notes_on(reason, self.acceptance, bool(self.sources), target.info.n_slots)
         super().__init__(
             slots,
             clock,
@@ -113,88 +123,243 @@ class Engine(TreeGrowth):
 
     def step(self, texts: Sequence[Text]) -> None:
         """One pass over the target's weights: prepare, guess, verify, accept, learn."""
-        pass_ = RoundOutcome(n_texts=0)
+        self.pass_ = pass_ = RoundOutcome(n_texts=0)
         self.pool.pack()
         for text in texts:
             text.begun_s = self.clock()
-            with text.ending_on_error():
+            with ending([text]):
                 text.prepare(self.pool)
         reads, max_nodes = prompt_reading.next_parts(self, texts)
         growing = [text for text in texts if text.is_growing and not text.events]
-        deal = self._deal(growing, sum(part.n_rows for part in reads), max_nodes)
-        for text in growing:
-            with text.ending_on_error():
-                self._ready(text, deal, len(texts) - 1)
+        self._ready(growing, sum(part.n_rows for part in reads), max_nodes, len(texts) - 1)
         begun_s = self.clock()
-        self.grow(growing, deal, pass_)
-        parts = reads + self.trees(growing, deal, pass_, max_nodes)
+        if growing:
+            self.grow(growing)
+            grown_s = self.clock()
+            for text in growing:
+                text.outcome.draft_s += grown_s - begun_s
+            if self.sources:
+                steps = pass_.draft_steps
+                self.trace.add(Track.ENGINE, "grow", begun_s, grown_s, steps=steps)
+        parts = reads + self._trees(growing, max_nodes)
         if not parts:
             return
         n_rows = sum(part.n_rows for part in parts)
-        hides = bool(growing) and deal.hides(n_rows)
-        beside = partial(self.grow, growing, deal, pass_) if hides else None
-        logits = self._verify(parts, texts, None if self.pool.draws else beside)
-        by_number = {text.slot.number: text for text in texts}
+        hides = bool(growing) and not self.pool.draws and self.deal.hides(n_rows)
+        logits = self._verify(parts, texts, partial(self._grow_beside, growing) if hides else None)
+        by_slot = {text.slot.number: text for text in texts}
         for part in parts:
-            text, its_logits = by_number[part.slot], logits.pop(0)
-            with text.ending_on_error():
+            text, its_logits = by_slot[part.slot], logits.pop(0)
+            with ending([text]):
                 if text not in growing:
                     prompt_reading.take(self, text, part, its_logits)
                 elif text.is_at_work:
-                    self._accept(text, part.nodes, its_logits, pass_)
+                    self._accept(text, part.nodes, its_logits)
         if self.sources and growing:
             pass_.n_rows = max(n_rows, pass_.report.n_tokens)
             pass_.wall_s = self.clock() - begun_s + pass_.reading_s
             pass_.guessed = pass_.verified > 0 or pass_.draft_steps > 0
             if pass_.n_texts == len(growing):
-                self.ledger.see(deal, pass_)
+                self.ledger.see(self.deal, pass_)
         elif self.sources:
             report = replace(self.target.last_report, passes=1, n_tokens=n_rows)
             self.ledger.see_prompt(report, None)
 
     # Before the pass
 
-    def _deal(self, texts: Sequence[Text], n_prompt_rows: int, max_nodes: int) -> Deal:
-        """Terms of the next pass for guesses."""
+    def _ready(
+        self, texts: Sequence[Text], n_prompt_rows: int, max_nodes: int, n_others: int
+    ) -> None:
+        """Begin a round of `texts`, which share the pass with `n_others` each: the ledger's deal,
+        their limits, and the sources that guess, which read what they have not read."""
         n_unread = sum(s.n_unread(text) for text in texts for s in self.sources if s.serves(text))
-        room = sum(text.transcript.room for text in texts)
-        return self.ledger.deal(max(1, len(texts)), n_unread, room, max_nodes, n_prompt_rows)
-
-    def _ready(self, text: Text, deal: Deal, n_others: int) -> None:
-        """Begin a round of a text: its limits, and the sources that guess in it, which read what
-        they have not read."""
-        text.check_cancelled()
-        text.outcome, text.beside, text.begun_s = RoundOutcome(), range(0), self.clock()
-        n_free = self.target.info.n_ctx - len(text.slot.committed)
-        text.limits = self.limits.before_pass(n_free, text.transcript.room, n_others)
-        text.sources = []
-        for source in self.sources:
-            if not source.serves(text):
-                continue
-            reason = source.obstacle(text)
-            if reason is not None:
-                n_committed = len(text.slot.committed)
-                text.tally.note(
-                    f"the {source.name} could not follow after {n_committed} tokens ({reason}): "
-                    "the target went on without it",
-                    subject=source.name,
+        room, info = sum(text.transcript.room for text in texts), self.target.info
+        self.deal = self.ledger.deal(max(1, len(texts)), n_unread, room, max_nodes, n_prompt_rows)
+        for text in texts:
+            with ending([text]):
+                text.check_cancelled()
+                text.outcome, text.beside, text.begun_s = RoundOutcome(), set(), self.clock()
+                n_free = info.n_ctx - len(text.slot.committed)
+                text.limits = self.limits.before_pass(
+                    n_free, text.transcript.room, n_others, are_lines=not info.tree_capable
                 )
-            if reason is None and (source.is_free or deal.drafts):
-                source.read(text)
-                text.sources.append(source)
+                text.sources = []
+                for source in self.sources:
+                    if not source.serves(text):
+                        continue
+                    reason = source.obstacle(text)
+                    if reason is not None:
+                        n_committed = len(text.slot.committed)
+                        text.tally.note(
+                            f"the {source.name} could not follow after {n_committed} tokens "
+                            f"({reason}): the target went on without it",
+                            subject=source.name,
+                        )
+                    if reason is None and (source.is_free or self.deal.drafts):
+                        source.read(text)
+                        text.sources.append(source)
+                    else:
+                        source.rest(text)
+                if not text.sources:
+                    self.pool.bare(text.slot.number)
+                reading_s = text.outcome.reading_s = self.clock() - text.begun_s
+                if text.tally.outcomes:
+                    text.outcome.draft_s = reading_s
+                else:  # the draft's reading of the prompt is a part of the prompt's time
+                    text.charge(reading_s, gave_token=False)
+                    text.begun_s += reading_s
+                self._hang_forced(text)
+
+    def grow(self, texts: Sequence[Text], running: Running[Logits] | None = None) -> None:
+        """Guess after the most probable nodes of any text, as long as another step is worth its
+        time: before the pass, or beside it while it is `running`."""
+        pool, pass_, idle = self.pool, self.pass_, set[Source]()
+        by_slot = {text.slot.number: text for text in texts}
+        while not (running and running.done):
+            check(texts)
+            source, nodes = self._next_step(texts, idle, running is not None)
+            if source is None:
+                break
+            begun_s, n_nodes, is_free = self.clock(), pool.n, source.is_free
+            details = {"Tc": round(float(pool.cumulative[nodes].max()), 6)}
+            asked: list[int] = []
+            with ending([by_slot[n] for n in {*pool.text[nodes].tolist()}]):
+                asked = source.guess(pool, nodes, by_slot)
+            for node in asked:
+                self.hang(node, by_slot[int(pool.text[node])], running is not None)
+            if is_free:
+                continue
+            idle = set() if asked else {*self.sources}
+            step_s = self.clock() - begun_s
+            details |= {"nodes": pool.n - n_nodes, "tree": pool.n}
+            track = Track.BESIDE if running else Track.ENGINE
+            self.trace.add(track, "draft step", begun_s, begun_s + step_s, **details)
+            if running:
+                pass_.steps_beside += 1
             else:
-                source.rest(text)
-        if not text.sources:
-            self.pool.bare(text.slot.number)
-        read_s = self.clock()
-        text.outcome.reading_s = read_s - text.begun_s
-        if text.tally.outcomes:
-            text.outcome.draft_s = text.outcome.reading_s
-        else:  # the draft's reading of the prompt is a part of the prompt's time
-            text.charge(read_s - text.begun_s, gave_token=False)
-            text.begun_s = read_s
+                pass_.draft_steps += 1
+                pass_.growing_s += step_s
+
+    def _grow_beside(self, texts: Sequence[Text], running: Running[Logits]) -> None:
+        """Grow the trees during a pass for the next round, below a path of full depth and the
+        target's own token."""
+        for text in texts:
+            deepest = min(2 * self.limits.max_depth + 1, text.transcript.room - 1)
+            text.limits = text.limits._replace(max_depth=deepest)
+        self.grow(texts, running)
+
+    def _hang_forced(self, text: Text) -> None:
+        """Add the tokens that a grammar forces after the root as one branch."""
+        node = self.pool.root[text.slot.number]
+        most = min(text.limits.max_nodes - 1, text.limits.max_depth)
+        for token in text.sampler.forced(most):
+            child = self.pool.child(node, token)
+            if child is None:
+                child = self.pool.add(node, token, FORCED_CONFIDENCE, source=FORCED)
+                text.outcome.drafted += 1
+            node = child
+
+    def _next_step(
+        self, texts: Sequence[Text], idle: set[Source], is_beside: bool
+    ) -> tuple[Source | None, list[int]]:
+        """The source that guesses next and its nodes: one that is free, until it is `idle`, or else
+        the one with the most probable open node; no source if verifying now is better."""
+        pool, deal, best, chosen, most = self.pool, self.deal, None, list[int](), 0.0
+        texts = [text for text in texts if text.is_growing]
+        nodes = pool.nodes([text.slot.number for text in texts])
+        cumulative = pool.cumulative[nodes]
+        max_nodes = self.capacity if is_beside else deal.max_nodes
+        for source in sorted(self.sources, key=lambda each: not each.is_free):
+            found = [] if source in idle else self._open_nodes(source, texts)
+            if source.is_free:
+                least = np.sort(np.append(np.zeros(deal.max_nodes), cumulative))[-deal.max_nodes]
+                if found := [node for node in found if pool.cumulative[node] > least]:
+                    return source, found
+                idle.add(source)
+            if source.is_free or not found:
+                continue
+            found = self.pacer.extend(pool, nodes, found, max_nodes, len(texts))
+            highest = float(pool.cumulative[found].max(initial=0.0))
+            if highest > most:
+                best, chosen, most = source, found, highest
+        if best is None or is_beside:
+            return best, chosen
+        if (rule := self.ledger.stop_rule) is not None:
+            free = {FORCED, *(source.name for source in self.sources if source.is_free)}
+            return (None if rule.fires(pool, nodes.tolist(), chosen, free) else best), chosen
+        ends = [
+            *{pool.text[n]: n for n in sorted(chosen, key=pool.cumulative.__getitem__)}.values()
+        ]
+        is_worth_it = deal.worth_a_step(
+            cumulative,
+            pool.cumulative[ends],
+            pool.depth[ends],
+            self.pass_.draft_steps,
+            self.pass_.growing_s,
+            best.step_depth,
+        )
+        return (best if is_worth_it else None), chosen
+
+    def _open_nodes(self, source: Source, texts: Sequence[Text]) -> list[int]:
+        """The nodes of all texts after which `source` can guess, while there is room."""
+        pool = self.pool
+        if pool.n >= self.capacity * len(self.slots):
+            return []
+        return [
+            node
+            for text in texts
+            if source in text.sources
+            for node in source.open(pool, text)
+            if pool.depth[node] < text.limits.max_depth
+        ]
+
+    def hang(self, node: int, text: Text, is_beside: bool = False) -> None:
+        """Add the guesses after a node that the pacer chooses, and update the confidences of those
+        that are there."""
+        pool, opinions = self.pool, self._opinions(node, text)
+        if not opinions:
+            return
+        new: Sequence[Guess] | None = text.sources[0].drawn(pool, node, text)
+        if new is None:
+            guesses = self.mixer.mix(opinions)
+            for guess in guesses:
+                child = pool.child(node, guess.token)
+                if child is not None and guess.confidence != pool.confidence[child]:
+                    pool.revise(child, guess.confidence)
+            new = self.pacer.children(pool, node, guesses[: self.width])
+        for guess in new:
+            if pool.child(node, guess.token) is None:
+                child = pool.add(node, *guess)
+                text.outcome.drafted += 1
+                if is_beside:
+                    text.beside.add(int(pool.key[child]))
+
+    def _opinions(self, node: int, text: Text) -> list[Opinion]:
+        """Opinions of all sources about the token after a node."""
+        key = int(self.pool.key[node])
+        return [said for s in text.sources if (said := s.said(text).get(key)) is not None]
 
     # The pass
+
+    def _trees(self, texts: Sequence[Text], max_nodes: int) -> list[PassPart]:
+        """The parts of a pass that verify the trees, at most `max_nodes` in total."""
+        pool, pass_ = self.pool, self.pass_
+        limits = {text.slot.number: text.limits for text in texts if text.is_growing}
+        if not limits:
+            return []
+        found = most_probable(pool, limits, max_nodes, self.limits.max_branches)
+        cumulative = pool.cumulative[[node for node, _ in found]]
+        pass_.expected = float(cumulative.sum()) - len(limits)
+        is_ruled = self.ledger.stop_rule is not None and self.deal.drafts
+        if not is_ruled and not pool.draws:  # drawn guesses are all verified
+            is_tree = self.target.info.tree_capable
+            rows = None if is_tree else np.array([n_rows for _, n_rows in found])
+            n_nodes, pass_.expected = self.deal.best(cumulative, pass_.growing_s, rows)
+            found = found[:n_nodes]
+        chosen = sorted(node for node, _ in found)
+        return [
+            PassPart(n, pool, [node for node in chosen if pool.text[node] == n]) for n in limits
+        ]
 
     def _verify(
         self,
@@ -219,9 +384,7 @@ class Engine(TreeGrowth):
 
     # After the pass
 
-    def _accept(
-        self, text: Text, nodes: Sequence[int], logits: np.ndarray, pass_: RoundOutcome
-    ) -> None:
+    def _accept(self, text: Text, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Accept guesses, commit them, and re-root the tree at the target's own token."""
         pool, outcome = self.pool, text.outcome
         with self.trace.span(Track.ENGINE, "accept") as span:
@@ -234,63 +397,62 @@ class Engine(TreeGrowth):
             source.learn(pool, text, nodes, logits)
         del logits  # the memory plan has room for the logits of one pass
         learning_s = self.clock() - begun_s
-        self._measure(text, nodes, path, tokens)
+        outcome.report = self.target.last_report
+        outcome.n_tokens, outcome.verified = len(tokens), len(nodes) - 1
+        outcome.accepted = len(path) - 1
+        if text.sources or len(nodes) > 1:
+            outcome.guessed = True
+            outcome.claimed, outcome.right = surest(pool, path, tokens)
+            outcome.sources = source_stats(pool, nodes[1:], path[1:])
+            if (rule := self.ledger.stop_rule) is not None:
+                self.ledger.stop_rule = rule.observe(pool, nodes, path, tokens)
         with self.trace.span(Track.ENGINE, "commit"):
             text.slot.commit(pool, path)
         begun_s = self.clock()
         if not text.transcript.is_finished:
             with self.trace.span(Track.ENGINE, "re-root"):
-                kept = self._follow(text, path, tokens[-1])  # may move the pool's arrays
-            kept_keys = pool.key[kept].tolist()
-            outcome.provisional_kept = sum(key in text.beside for key in kept_keys)
+                self._follow(text, path, tokens[-1])
         outcome.draft_s += learning_s + self.clock() - begun_s
         outcome.wall_s = self.clock() - text.begun_s
         text.tally.outcomes.append(outcome)
-        pass_.add(outcome)
-        self._trace_round(text)
+        add_to(self.pass_, outcome)
+        self.trace.add(
+            Track.ENGINE,
+            "round",
+            text.begun_s,
+            text.begun_s + outcome.wall_s,
+            strategy="tree" if outcome.guessed else "none",
+            tokens=outcome.n_tokens,
+            accepted=outcome.accepted,
+            verified=outcome.verified,
+            drafted=outcome.drafted,
+            kept=outcome.provisional_kept,
+        )
+        self.trace.flush()
 
-    def _follow(self, text: Text, path: Sequence[int], token: int) -> list[int]:
-        """Re-root the tree of a text at `token`, which the target picked after `path`; returns the
-        nodes that stay.
+    def _follow(self, text: Text, path: Sequence[int], token: int) -> None:
+        """Re-root the tree of a text at `token`, which the target picked after `path`.
 
         Updates the calibration from the path, and adds guesses that were too improbable below the
         old root but are not below the new one.
         """
-        pool = self.pool
+        pool, outcome = self.pool, text.outcome
         root = pool.child(path[-1], token)
         if root is None:
             root = pool.add(path[-1], token)
         for node, picked in pairwise([*path, root]):
-            self.mixer.observe(self.opinions(node, text), int(pool.token[picked]))
+            self.mixer.observe(self._opinions(node, text), int(pool.token[picked]))
         for source in text.sources:
             try:
                 source.follow(pool, text, path, root)
             except Exception as error:  # noqa: BLE001 - raised after the accepted tokens
                 text.fail(error)
         kept = pool.follow(root)
+        outcome.provisional_drafted = len(text.beside)
+        outcome.provisional_kept = len(text.beside.intersection(pool.key[kept].tolist()))
         if text.is_at_work:
             for node in kept:
                 self.hang(node, text)
-        return kept
-
-    def _measure(
-        self, text: Text, nodes: Sequence[int], path: Sequence[int], tokens: Sequence[int]
-    ) -> None:
-        """Measure the pass over `nodes` of a text, and tell the stop rule."""
-        pool, outcome = self.pool, text.outcome
-        outcome.report = self.target.last_report
-        outcome.n_tokens, outcome.verified = len(tokens), len(nodes) - 1
-        outcome.accepted = len(path) - 1
-        if not text.sources and len(nodes) == 1:
-            return
-        outcome.guessed = True
-        outcome.claimed, outcome.right = surest(pool, path, tokens)
-        root = path[0]
-        verified = Counter(pool.source[node] for node in nodes if node != root)
-        accepted = Counter(pool.source[node] for node in path[1:])
-        outcome.sources = [SourceStats(name, n, accepted[name]) for name, n in verified.items()]
-        if (rule := self.ledger.stop_rule) is not None:
-            self.ledger.stop_rule = rule.observe(pool, nodes, path, tokens)
 
     # Texts begin and end
 
@@ -334,19 +496,8 @@ class Engine(TreeGrowth):
         for source in self.sources:
             source.cancel()
 
-    def _trace_round(self, text: Text) -> None:
-        if self.trace.is_on:
-            outcome = text.outcome
-            self.trace.add(
-                Track.ENGINE,
-                "round",
-                text.begun_s,
-                text.begun_s + outcome.wall_s,
-                strategy="tree" if outcome.guessed else "none",
-                tokens=outcome.n_tokens,
-                accepted=outcome.accepted,
-                verified=outcome.verified,
-                drafted=outcome.drafted,
-                kept=outcome.provisional_kept,
-            )
-            self.trace.flush()
+
+def check(texts: Sequence[Text]) -> None:
+    """Raise Cancelled once no text needs the pass: it goes on as long as one does."""
+    if not any(text.is_at_work and not text.is_cancelled for text in texts):
+        raise Cancelled("no text needs the pass any more")

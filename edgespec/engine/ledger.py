@@ -28,8 +28,6 @@ RISK_SHARE = 0.5
 """Share of what guesses may still cost a text that one round may."""
 DOUBT = 4.0
 """Guesses that are taken for wrong until others were checked."""
-FIRST_PAUSE, MAX_PAUSE = 2, 64
-"""Rounds without the draft after those that did not pay: the first time, and at most."""
 USUAL_SURENESS = 0.9
 """Confidence of guesses that are yet to be drafted, as far as drafted ones do not tell."""
 MAX_LINE = 16
@@ -146,9 +144,9 @@ class Deal:
 class Ledger:
     """Account of guesses. Rounds teach it, and it deals what guesses may cost the next one.
 
-    What a draft brings is found by trying it: a real tree early in a text, and after rounds that
-    did not pay again after 2, 4, 8, ... rounds without it. Earlier texts leave less to a text if
-    guesses have cost more in them than they saved.
+    What a draft brings is found by trying it: a real tree early in a text, and again when the text
+    can afford one. Earlier texts leave less to a text if guesses have cost more in them than they
+    saved.
     """
 
     prices: Prices = field(default_factory=Prices)
@@ -182,10 +180,6 @@ class Ledger:
     lost: float = 0.0
     """Tokens lost by guesses so far, beyond the share of all that they may cost; negative if they
     saved time."""
-    pause: int = 0
-    """Rounds without the draft that the latest pause lasted; 0 while guesses pay."""
-    pause_left: int = 0
-    """Rounds left of it."""
     claimed: float = 0.0
     right: float = 0.0
     """Fading confidence of the surest guess for each token, verified or not, and how many were
@@ -217,7 +211,7 @@ class Ledger:
         """Begin a text of at most `room` tokens, alone or `beside` others."""
         if not beside:
             self.spent = self.spent_now
-            self.pause = self.pause_left = self.n_tokens = 0
+            self.n_tokens = 0
             self.granted = self.lost = self.claimed = self.right = self.n_plain = 0.0
         self._grant(min(START_TOKENS, room), beside)
 
@@ -227,8 +221,8 @@ class Ledger:
         """The deal of a pass for `n_texts` that may have `room` tokens more, `n_unread` of which no
         draft has read, over up to `max_nodes` nodes and `n_prompt_rows` rows of prompts.
 
-        Drafts guess if they do not pause, a line of usual guesses pays that the text can afford,
-        and what they have to read first takes less time than guesses will save.
+        Drafts guess if a line of usual guesses pays that the text can afford, and what they have to
+        read first takes less time than guesses will save.
         """
         known = self.prices
         if n_texts > self.n_texts:  # rounds of fewer texts were shorter
@@ -249,7 +243,6 @@ class Ledger:
         expected_tokens = min(room, max(START_TOKENS * n_texts, self.n_tokens))
         drafts = (
             known.is_sure
-            and not self.pause_left
             and affordable.size > 0
             and reading_s <= gain * expected_tokens * plain_s
         )
@@ -298,11 +291,6 @@ class Ledger:
             self.plain_tokens += cost
             self.rounds += 1
             self.lost += cost - outcome.n_tokens
-        if outcome.guessed and (deal.drafts or self.speedup > 1):
-            pause = min(MAX_PAUSE, max(FIRST_PAUSE, 2 * self.pause))
-            self.pause = self.pause_left = 0 if self.speedup > 1 else pause
-        else:
-            self.pause_left = max(0, self.pause_left - 1)
         if outcome.claimed:
             self.claimed = FADE * self.claimed + outcome.claimed
             self.right = FADE * self.right + outcome.right

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -69,12 +70,6 @@ class RoundOutcome:
     """Draft steps during the pass."""
     expected: float = 0.0
     """Expected number of accepted guesses."""
-
-    def add(self, other: RoundOutcome) -> None:
-        """Add the round of another text in the same pass."""
-        self.report, self.n_texts = other.report, self.n_texts + 1
-        for name in ("n_tokens", "verified", "accepted", "reading_s", "claimed", "right"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     @property
     def stats(self) -> RoundStats:
@@ -157,6 +152,22 @@ class Tally:
             decode_s=decode_s,
             tokens_per_s=n_tokens / decode_s if decode_s > 0 else 0.0,
         )
+
+
+def add_to(pass_: RoundOutcome, outcome: RoundOutcome) -> None:
+    """Add the round of another text to those of the same pass."""
+    pass_.report, pass_.n_texts = outcome.report, pass_.n_texts + 1
+    for name in ("n_tokens", "verified", "accepted", "reading_s", "claimed", "right"):
+        setattr(pass_, name, getattr(pass_, name) + getattr(outcome, name))
+
+
+def source_stats(
+    pool: Pool, verified: Sequence[int], accepted: Sequence[int]
+) -> Sequence[SourceStats]:
+    """Verified and accepted guesses by source."""
+    n_accepted = Counter(pool.source[node] for node in accepted)
+    n_verified = Counter(pool.source[node] for node in verified)
+    return [SourceStats(name, n, n_accepted[name]) for name, n in n_verified.items()]
 
 
 def surest(pool: Pool, path: Sequence[int], tokens: Sequence[int]) -> tuple[float, int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgespec.engine.slot import is_tiled
-from edgespec.engine.text import Text
+from edgespec.engine.text import Text, ending
 from edgespec.pool import line
 from edgespec.ports import PassPart
 from edgespec.tracing.spans import Track
@@ -44,7 +44,7 @@ def next_parts(engine: Engine, texts: Sequence[Text]) -> tuple[list[PassPart], i
         left = min(left, max(MIN_PROMPT_ROWS, n_hidden - n_trees))
     parts: list[PassPart] = []
     for text in reading:
-        with text.ending_on_error():
+        with ending([text]):
             part, is_alone = text.next_reads(engine.pool, left, len(texts) > 1)
             if is_alone:
                 progress = text.progress_of(part.n_rows)

@@ -19,7 +19,7 @@ from typing import TypeVar
 from edgespec.concurrency.owning import POLL_S, Closeable, Users, close_all
 from edgespec.engine import shared_cells
 from edgespec.engine.slot import Slot, choose_slot
-from edgespec.engine.text import Text
+from edgespec.engine.text import Text, ending
 from edgespec.errors import Cancelled, SessionClosed
 
 T = TypeVar("T")
@@ -233,7 +233,7 @@ class Scheduler(Closeable):
             self.step(texts)
         except Cancelled:
             for text in texts:  # a text that goes on discards the interrupted pass
-                with text.ending_on_error():
+                with ending([text]):
                     text.check_cancelled()
                     self.discard(text)
         except BaseException as error:  # noqa: BLE001 - raised to the consumers
@@ -247,7 +247,7 @@ class Scheduler(Closeable):
 
     def _end_finished(self) -> None:
         for text in [*self._active]:
-            with text.ending_on_error():
+            with ending([text]):
                 text.check_cancelled()
             if not text.is_at_work:
                 self._end(text)

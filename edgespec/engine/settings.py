@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from edgespec.errors import UsageError
 from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES, AcceptanceRule
-from edgespec.rules.pacer import PACERS, Limits, Pacer
+from edgespec.rules.pacer import Limits
 from edgespec.rules.stop_rules import STOP_RULES, StopRule
 from edgespec.settings.config import (
     USUAL_DRAFT_MAX,
@@ -99,9 +99,9 @@ class EngineSettings(Speculation, ContextEnd):
         be verified."""
         return not self.no_overlap and not self.draws_guesses
 
-    def new_pacer(self, info: ModelInfo) -> Pacer:
-        """The pacer by name; one that grows a line for a target that verifies no more."""
-        return PACERS[self.pacer](self.n_candidates if info.max_branches > 1 else 1)
+    def width(self, info: ModelInfo) -> int:
+        """Most children of a node: one, for a line, where a target verifies no more."""
+        return self.n_candidates if info.max_branches > 1 else 1
 
     def new_stop_rule(self) -> StopRule | None:
         """The stop rule by name; None if the round planner decides."""
@@ -118,7 +118,6 @@ class EngineSettings(Speculation, ContextEnd):
             max_nodes=max_nodes,
             max_branches=info.max_branches,
             max_depth=min(self.max_depth or max_nodes - 1, longest),
-            computes_lines=not info.tree_capable,
         )
 
     @property

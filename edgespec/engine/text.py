@@ -89,7 +89,7 @@ class Text:
     """Limits of its tree in the next pass."""
     sources: list[Source] = field(default_factory=list)
     """Sources that guess in the next pass."""
-    beside: range = range(0)
+    beside: set[int] = field(default_factory=set)
     """Keys of the nodes that were guessed during the latest pass."""
     begun_s: float = 0.0
     """Time at which its part in the next pass began."""
@@ -166,14 +166,6 @@ class Text:
     def fail(self, error: BaseException) -> None:
         """End the text; the error is raised after the tokens accepted before it."""
         self.failure = self.failure or error
-
-    @contextmanager
-    def ending_on_error(self) -> Iterator[None]:
-        """Context manager in which an error ends this text only."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - raised to the text's consumer
-            self.fail(error)
 
     def prepare(self, pool: Pool) -> None:
         """Take part in the next pass: shift a full context, and reuse what the models hold of the
@@ -346,3 +338,16 @@ class Text:
             saved_passes=self.tally.saved_passes,
             dropped_tokens=self.tally.dropped_tokens,
         )
+
+
+@contextmanager
+def ending(texts: Sequence[Text]) -> Iterator[None]:
+    """Context manager in which an error ends these texts only; the end of a call that none of them
+    has cancelled is raised."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, Cancelled) and not all(text.is_cancelled for text in texts):
+            raise
+        for text in texts:
+            text.fail(error)

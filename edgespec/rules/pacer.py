@@ -1,14 +1,13 @@
 """Pacers choose which nodes the tree grows at next. The target verifies the most probable ones.
 
-Pure functions of a tree and its limits; they call no model. The round planner decides when to stop
+Pure functions of a tree and its limits; they call no model. The ledger's deal decides when to stop
 growing, unless a pacer finds nothing to extend.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,38 +17,35 @@ from edgespec.settings.rule_names import PacerName
 
 Nodes = NDArray[np.int64]
 """Indices of nodes in a pool."""
+FLOOR = 0.01
+"""Least cumulative confidence of a node: verifying a less probable one does not pay."""
+BATCH = 4
+"""Most nodes of a text that are extended in one step."""
+BATCH_RATIO = 0.5
+"""Least cumulative confidence, relative to the best open node, of nodes in its step."""
+BRANCH_ABOVE = 0.3
+"""Confidence above which a guess opens a branch by LLMCad's rule."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """Limits of a verified tree; the root counts as a node of depth 0."""
 
     max_nodes: int
     max_branches: int
     max_depth: int
     """Most guesses in one branch."""
-    computes_lines: bool = False
-    """True if the target computes each branch as a sequence of its own, padded to the longest."""
 
-    @property
-    def tree_capacity(self) -> int:
-        """Capacity of a tree: the nodes of a pass, and those drafted during it."""
-        return 8 * self.max_nodes
-
-    def before_pass(self, n_free: int, room: int, n_others: int = 0) -> Limits:
+    def before_pass(
+        self, n_free: int, room: int, n_others: int = 0, are_lines: bool = False
+    ) -> Limits:
         """Limits of a tree before its pass, which `n_others` share, with `n_free` tokens left in
-        the context and at most `room` tokens left in the text, which also bound the depth."""
+        the context and at most `room` tokens left in the text, which also bound the depth;
+        `are_lines` if the target computes each branch as a sequence of its own."""
         max_branches = self.max_branches
-        if self.computes_lines:  # each sequence may follow the accepted tokens of another one
+        if are_lines:  # each sequence may follow the accepted tokens of another one
             max_branches = max(1, min(max_branches, n_free // (1 + 2 * self.max_depth)))
         max_nodes, max_depth = min(self.max_nodes - n_others, n_free), min(self.max_depth, room - 1)
         return Limits(max_nodes, max_branches, max_depth)
-
-    def during_pass(self, room: int) -> Limits:
-        """Limits of growth during a pass: the next round's depth below a path of full depth and the
-        target's own token."""
-        max_depth = min(2 * self.max_depth + 1, room - 1)
-        return Limits(self.tree_capacity, self.max_branches, max_depth)
 
 
 class Guess(NamedTuple):
@@ -77,15 +73,13 @@ def most_probable(
     """
     texts = [*limits]
     nodes = pool.nodes(texts)
-    columns = (pool.text, pool.parent, pool.depth)
-    rows = zip(nodes.tolist(), *(column[nodes].tolist() for column in columns), strict=True)
-    of_node = {node: row for node, *row in rows}
     found = [(pool.root[text], n) for n, text in enumerate(texts, 1)]
     selected, extended = {node for node, _ in found}, set[int]()
     n_selected, more_branches = dict.fromkeys(texts, 1), dict.fromkeys(texts, 0)
     n_branches, longest = 1, 1
-    for node in nodes[np.argsort(-pool.cumulative[nodes], kind="stable")].tolist():
-        text, parent, depth = of_node[node]
+    ranked = nodes[np.argsort(-pool.cumulative[nodes], kind="stable")]
+    columns = (column[ranked].tolist() for column in (pool.text, pool.parent, pool.depth))
+    for node, text, parent, depth in zip(ranked.tolist(), *columns, strict=True):
         its_limits = limits[text]
         if parent not in selected or depth > its_limits.max_depth:
             continue
@@ -106,76 +100,69 @@ def most_probable(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Pacer:
-    """Best first: extends the open nodes with the highest cumulative confidence.
+class Pacer(NamedTuple):
+    """One rule of growth."""
 
-    For a given number of nodes this maximises the expected number of accepted tokens. It stops when
-    no open node can have a child among the best `max_nodes`.
+    children: Callable[[Pool, int, Sequence[Guess]], Sequence[Guess]]
+    """The guesses, best first, that become children of a node."""
+    extend: Callable[[Pool, Nodes, Sequence[int], int, int], list[int]]
+    """The open nodes after which a source guesses in its next step; none to stop growing.
+
+    Its arguments are the nodes of some trees, those of them after which the source has not guessed
+    yet, at least one, the most nodes of a pass, and the number of trees.
     """
 
-    name: ClassVar[str] = PacerName.BEST_FIRST
-    floor: ClassVar[float] = 0.01
-    """Least cumulative confidence of a node: verifying a less probable one does not pay."""
-    batch: ClassVar[int] = 4
-    """Most nodes of a text that are extended in one step."""
-    batch_ratio: ClassVar[float] = 0.5
-    """Least cumulative confidence, relative to the best open node, of nodes in its step."""
 
-    width: int = 8
-    """Most children of a node; with 1 a tree is a line."""
-
-    def children(self, pool: Pool, node: int, guesses: Sequence[Guess]) -> Sequence[Guess]:
-        """The guesses, best first, that become children of `node`."""
-        C = float(pool.cumulative[node])
-        return [guess for guess in guesses[: self.width] if C * guess.confidence >= self.floor]
-
-    def extend(
-        self, pool: Pool, nodes: Nodes, open_nodes: Sequence[int], max_nodes: int, n_texts: int
-    ) -> list[int]:
-        """The open nodes after which a source guesses in its next step; none to stop growing.
-
-        Open nodes are those among the `nodes` of `n_texts` trees after which it has not guessed
-        yet, at least one. A pass verifies at most `max_nodes`.
-        """
-        ends = np.asarray(open_nodes)
-        C = pool.cumulative[ends]
-        if len(nodes) >= max_nodes:
-            worst_kept = np.sort(pool.cumulative[nodes])[-max_nodes]
-            ends, C = ends[worst_kept < C], C[worst_kept < C]
-        if not ends.size:
-            return []
-        best_first = np.argsort(-C, kind="stable")[: self.batch * n_texts]
-        peers = best_first[C[best_first] >= self.batch_ratio * C[best_first[0]]]
-        chosen: list[int] = np.sort(ends[peers]).tolist()
-        return chosen
+def likely_children(pool: Pool, node: int, guesses: Sequence[Guess]) -> Sequence[Guess]:
+    """The guesses that are probable enough to be verified."""
+    C = float(pool.cumulative[node])
+    return [guess for guess in guesses if C * guess.confidence >= FLOOR]
 
 
-class LLMCadPacer(Pacer):
-    """LLMCad's fair shares (Xu et al., arXiv 2309.04255).
+def best_open(
+    pool: Pool, nodes: Nodes, open_nodes: Sequence[int], max_nodes: int, n_texts: int
+) -> list[int]:
+    """The open nodes with the highest cumulative confidence.
+
+    For a given number of nodes this maximises the expected number of accepted tokens. There are
+    none if no open node can have a child among the best `max_nodes`.
+    """
+    ends = np.asarray(open_nodes)
+    C = pool.cumulative[ends]
+    if len(nodes) >= max_nodes:
+        worst_kept = np.sort(pool.cumulative[nodes])[-max_nodes]
+        ends, C = ends[worst_kept < C], C[worst_kept < C]
+    if not ends.size:
+        return []
+    best_first = np.argsort(-C, kind="stable")[: BATCH * n_texts]
+    peers = best_first[C[best_first] >= BATCH_RATIO * C[best_first[0]]]
+    chosen: list[int] = np.sort(ends[peers]).tolist()
+    return chosen
+
+
+def llmcad_children(pool: Pool, node: int, guesses: Sequence[Guess]) -> Sequence[Guess]:
+    """The best guess, and every other one that opens a branch."""
+    return [*guesses[:1], *(guess for guess in guesses[1:] if guess.confidence > BRANCH_ABOVE)]
+
+
+def furthest_behind(
+    pool: Pool, nodes: Nodes, open_nodes: Sequence[int], max_nodes: int, n_texts: int
+) -> list[int]:
+    """LLMCad's fair shares (Xu et al., arXiv 2309.04255): the end of the branch that lacks most.
 
     The fair share of branch i, with cumulative confidence C_i and length T_i, is M * C_i / sum(C)
-    of the tree's M tokens; the branch with the largest deficit M * C_i / sum(C) - T_i grows. Every
-    guess with a confidence above 0.3 opens a branch.
+    of the tree's M tokens; the branch with the largest deficit M * C_i / sum(C) - T_i grows.
     """
-
-    name: ClassVar[str] = PacerName.LLMCAD
-    branch_above: ClassVar[float] = 0.3
-
-    def children(self, pool: Pool, node: int, guesses: Sequence[Guess]) -> Sequence[Guess]:
-        others = guesses[1 : self.width]
-        return [*guesses[:1], *(g for g in others if g.confidence > self.branch_above)]
-
-    def extend(
-        self, pool: Pool, nodes: Nodes, open_nodes: Sequence[int], max_nodes: int, n_texts: int
-    ) -> list[int]:
-        if len(nodes) >= max_nodes:
-            return []
-        ends = np.asarray(open_nodes)
-        C, T = pool.cumulative[ends], pool.depth[ends]
-        total_C = pool.cumulative[pool.leaves(nodes.tolist())].sum()
-        share = (len(nodes) - n_texts) * C / max(total_C, 1e-9)
-        return [int(ends[np.argmax(share - T)])]
+    if len(nodes) >= max_nodes:
+        return []
+    ends = np.asarray(open_nodes)
+    C, T = pool.cumulative[ends], pool.depth[ends]
+    total_C = pool.cumulative[pool.leaves(nodes.tolist())].sum()
+    share = (len(nodes) - n_texts) * C / max(total_C, 1e-9)
+    return [int(ends[np.argmax(share - T)])]
 
 
-PACERS: dict[str, type[Pacer]] = {pacer.name: pacer for pacer in (Pacer, LLMCadPacer)}
+PACERS: dict[str, Pacer] = {
+    PacerName.BEST_FIRST: Pacer(likely_children, best_open),
+    PacerName.LLMCAD: Pacer(llmcad_children, furthest_behind),
+}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.ledger import LATER_SHARE, MAX_PAUSE, START_SHARE, Deal, Ledger
+from edgespec.engine.ledger import LATER_SHARE, START_SHARE, Deal, Ledger
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.prices import Prices
 from edgespec.values import PassReport
@@ -148,8 +148,8 @@ def test_a_round_may_cost_half_of_what_guesses_may_cost_a_text() -> None:
 
 
 def test_a_trial_risks_the_shortest_line_that_would_pay() -> None:
-    """Half of what the text could afford covered no line that pays: guesses paused for 2, 4, 8, ...
-    rounds without having been tried."""
+    """Half of what the text could afford covered no line that pays, so that guesses were not
+    tried."""
     repacked = Prices(mean_step_s=0.001, mean_rest_s=0.001, n_passes=3)
     for n_rows, seconds in ((1, 0.012), (2, 0.024), (8, 0.036)):
         repacked.put(n_rows, seconds)
@@ -226,16 +226,6 @@ def test_a_long_prompt_gives_credit_for_the_draft_to_read_it() -> None:
 
 
 # Other rounds, texts and runs
-
-
-def test_a_draft_that_does_not_pay_pauses_ever_longer_and_guesses_again_once_it_pays() -> None:
-    ledger, pauses = replace(begun(), lost=-99.0), []
-    for _ in range(8):
-        ledger = taught(ledger, FAILED)
-        pauses.append(ledger.pause_left)
-        ledger = taught(ledger, *[PLAIN] * ledger.pause_left)
-    assert pauses == [2, 4, 8, 16, 32, MAX_PAUSE, MAX_PAUSE, MAX_PAUSE]
-    assert not taught(ledger, *[replace(OUTCOME, n_tokens=8, expected=7.0)] * 3).pause
 
 
 def lose(ledger: Ledger, n_tokens: float) -> None:

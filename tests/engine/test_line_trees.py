@@ -50,9 +50,5 @@ def test_near_the_contexts_end_lines_are_fewer() -> None:
         random_language(7, N_VOCAB), N_VOCAB, tree_capable=False, max_rollback=4, max_branches=3
     ).info
     limits = EngineSettings().limits_for(info)
-    assert [limits.before_pass(n_free, 99).max_branches for n_free in (100, 20, 9, 1)] == [
-        3,
-        2,
-        1,
-        1,
-    ]
+    found = [limits.before_pass(n, 99, are_lines=True).max_branches for n in (100, 20, 9, 1)]
+    assert found == [3, 2, 1, 1]

@@ -9,7 +9,8 @@ import pytest
 from source_cases import ask, text_of, tokens_of
 
 from edgespec.engine.settings import EngineSettings
-from edgespec.engine.sources.recycling import RecyclingSource, SuccessorTable
+from edgespec.engine.sources import recycling
+from edgespec.engine.sources.recycling import RecyclingSource
 from edgespec.pool import line
 from edgespec.rules.sampling import SamplingParams
 from engine_cases import GREEDY, N_VOCAB, WARM, assert_nothing_provisional, finish
@@ -55,15 +56,18 @@ def test_nothing_is_guessed_after_the_end_of_a_text() -> None:
     assert source.open(line(0, [3, 11]), text) == [0]
 
 
-def test_a_table_keeps_the_latest_and_no_more_than_it_has_rows() -> None:
-    table = SuccessorTable(n_rows=8)
-    for key in range(20):
-        table.put(key, np.array([key]), np.array([1.0]))
-    table.put(15, np.array([99]), np.array([1.0]))
-    assert len(table) == 8
-    assert [table.get(key) is not None for key in (11, 12, 19)] == [False, True, True]
-    known = table.get(15)
-    assert known is not None and known[0][0] == 99
+def test_a_table_keeps_the_latest_and_no_more_than_it_has_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recycling, "N_KEYS", 6)
+    source, text = observed(5, 4, 9, 1)
+    for token in (4, 5, 6):
+        source.learn(line(0, [token]), text, [0], row(2)[None])
+    assert [said is not None for said in ask(source, line(0, [3, 4, 6]), [0, 1, 2], text)] == [
+        False,
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])

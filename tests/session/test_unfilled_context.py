@@ -219,7 +219,8 @@ def test_a_pass_is_stopped_while_weights_are_read_into_the_contexts_memory(
 
         monkeypatch.setattr(pager, "read_segment", read_and_stop)
         with session.stream(prompt, max_tokens=12) as generation:
-            assert not list(generation)
+            tokens = [event.token for event in generation]  # nobody cancelled the text: it goes on
+        assert tuple(tokens) == expected
         assert stopped_at
         assert session.generate(prompt, max_tokens=12).tokens == expected
         assert session.budget.pinned_bytes > planned

@@ -78,7 +78,7 @@ def test_rounds_say_what_was_verified_and_what_stood():
 def test_drafting_beside_the_pass_has_a_track_of_its_own():
     target, draft = pair(stall_share=0.9)
     target.hook = waits_for_steps_of(draft, 2)
-    result, events = traced(target, draft, no_overlap=False)
+    result, events = traced(target, draft, no_overlap=False, lookup=False)
     beside = spans(events, "draft step", Track.BESIDE)
     assert result.speculation.provisional_drafted > 0
     assert sum(event["args"]["nodes"] for event in beside) == result.speculation.provisional_drafted

@@ -25,40 +25,9 @@ KINDS = {PAIR: 0.7, SINGLE: 0.4}
 N_SUCCESSORS = 16
 """Number of logits that are kept after a token."""
 N_GUESSES = 4
-
-
-class SuccessorTable:
-    """The latest successors of each key, for at most `n_rows` keys; drops the oldest key."""
-
-    def __init__(self, n_rows: int = 4096) -> None:
-        self._row_of: dict[int, int] = {}
-        self._key_of = np.full(n_rows, -1, np.int64)
-        self._tokens = np.zeros((n_rows, N_SUCCESSORS), np.int32)
-        self._logits = np.zeros((n_rows, N_SUCCESSORS), np.float32)
-        self._n_put = 0
-
-    def __len__(self) -> int:
-        return len(self._row_of)
-
-    def put(self, key: int, tokens: np.ndarray, logits: np.ndarray) -> None:
-        row = self._row_of.get(key)
-        if row is None:
-            row = self._n_put % len(self._key_of)
-            self._n_put += 1
-            self._row_of.pop(int(self._key_of[row]), None)
-            self._row_of[key] = row
-            self._key_of[row] = key
-        self._tokens[row, : len(tokens)] = tokens
-        self._logits[row] = -np.inf
-        self._logits[row, : len(logits)] = logits
-
-    def get(self, key: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """Tokens and logits, [n_successors]; None for an unknown key."""
-        row = self._row_of.get(key)
-        if row is None:
-            return None
-        is_used = self._logits[row] > -np.inf
-        return self._tokens[row, is_used].astype(np.int64), self._logits[row, is_used]
+N_KEYS = 8192
+"""Most keys of a table, which drops the oldest one: about 2 MB."""
+_ALONE = -2 << 32
 
 
 class RecyclingSource(FreeSource):
@@ -70,43 +39,46 @@ class RecyclingSource(FreeSource):
 
     def __init__(self, eog_tokens: frozenset[int] = frozenset()) -> None:
         super().__init__(eog_tokens)
-        self._tables: dict[int, tuple[str, SuccessorTable, SuccessorTable]] = {}
-        """Tables by slot: the client, and what followed a pair of tokens and a single one."""
+        self._tables: dict[int, tuple[str, dict[int, bytes]]] = {}
+        """Tables by slot: the client, and tokens and logits by the keys of the tokens before."""
 
     def begin(self, text: Text) -> None:
         super().begin(text)
         slot, client = text.slot.number, text.terms.client
         if slot not in self._tables or self._tables[slot][0] != client:
-            self._tables[slot] = client, SuccessorTable(), SuccessorTable()
+            self._tables[slot] = client, {}
 
     def answer(self, pool: Pool, node: int, text: Text) -> Opinion | None:
-        _, after_pair, after_token = self._tables[text.slot.number]
-        for kind, found in (
-            (PAIR, after_pair.get(_pair(pool, node, text))),
-            (SINGLE, after_token.get(int(pool.token[node]))),
-        ):
-            if found is not None:
-                tokens, logits = found
+        _, table = self._tables[text.slot.number]
+        for kind, key in zip((PAIR, SINGLE), _keys(pool, node, text), strict=True):
+            if (found := table.get(key)) is not None:
+                tokens, logits = np.frombuffer(found, np.int32).reshape(2, -1)
                 depth, ahead = int(pool.depth[node]), self.branch(pool, node, text)
-                guesses = text.foresight.foresee(logits, N_GUESSES, depth, ahead, tokens)
+                guesses = text.foresight.foresee(
+                    logits.view(np.float32), N_GUESSES, depth, ahead, tokens.astype(np.int64)
+                )
                 return self.opinion(kind, *guesses)
         return None
 
     def learn(self, pool: Pool, text: Text, nodes: Sequence[int], logits: np.ndarray) -> None:
-        _, after_pair, after_token = self._tables[text.slot.number]
+        _, table = self._tables[text.slot.number]
         for node, row in zip(nodes, logits, strict=True):
             if not math.isfinite(row.max()):
                 continue  # non-finite logits after a rejected guess are no error
             tokens = top_tokens(row, N_SUCCESSORS)
-            after_pair.put(_pair(pool, node, text), tokens, row[tokens])
-            after_token.put(int(pool.token[node]), tokens, row[tokens])
+            found = tokens.astype(np.int32).tobytes() + row[tokens].astype(np.float32).tobytes()
+            for key in _keys(pool, node, text):
+                if len(table) == N_KEYS and key not in table:
+                    del table[next(iter(table))]
+                table[key] = found
 
     def follow(self, pool: Pool, text: Text, path: Sequence[int], root: int) -> None:
         self.rest(text)
 
 
-def _pair(pool: Pool, node: int, text: Text) -> int:
-    """The key of a node's token and the one before it."""
+def _keys(pool: Pool, node: int, text: Text) -> tuple[int, int]:
+    """Keys of a node's token with the one before it, and of the token alone."""
     parent, committed = int(pool.parent[node]), text.slot.committed
     before = int(pool.token[parent]) if parent >= 0 else committed[-1] if committed else -1
-    return before << 32 | int(pool.token[node])
+    token = int(pool.token[node])
+    return before << 32 | token, _ALONE | token
