@@ -242,9 +242,7 @@ class Ledger:
         gain = 1 - 1 / self.speedup if is_paying else (1 - 1 / max(1.0, gains.max())) / 2
         expected_tokens = min(room, max(START_TOKENS * n_texts, self.n_tokens))
         drafts = (
-            known.is_sure
-            and affordable.size > 0
-            and reading_s <= gain * expected_tokens * plain_s
+            known.is_sure and affordable.size > 0 and reading_s <= gain * expected_tokens * plain_s
         )
         least_s = float(costs_s[affordable[0]]) if drafts else 0.0
         return Deal(
