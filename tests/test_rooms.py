@@ -220,7 +220,7 @@ MOST_LINES = {
     "completions": 4770,
     "concurrency": 567,
     "diagnosis": 480,
-    "engine": 4376,
+    "engine": 4374,
     "grammar": 1030,
     "hub": 744,
     "jobs": 425,
