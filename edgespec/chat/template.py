@@ -20,7 +20,7 @@ from edgespec.chat.control_text import ControlTexts, new_seam
 from edgespec.chat.messages import Message, checked
 from edgespec.chat.reasoning import marks_of
 from edgespec.chat.render_limits import RenderingLimits, TemplateLimitError
-from edgespec.chat.sandbox import ChatEnvironment
+from edgespec.chat.sandbox import ChatEnvironment, strftime_now
 from edgespec.errors import ModelError, setting
 
 MAX_SOURCE_CHARACTERS = 1 << 20
@@ -126,12 +126,10 @@ class ChatTemplate:
     ) -> str:
         """The template's text for turns in its own form. Raises ModelError."""
         with self._turn:
-            arguments = self.special_tokens | dict(variables or {})
-            arguments |= {
-                "messages": turns,
-                "tools": tools,
-                "add_generation_prompt": add_generation_prompt,
-            }
+            dates = {"date_string": strftime_now("%d %b %Y"), "datetime": strftime_now("%b %d %Y")}
+            arguments = dates | self.special_tokens | dict(variables or {})
+            arguments |= {"messages": turns, "tools": tools}
+            arguments["add_generation_prompt"] = add_generation_prompt
             try:
                 self._limits.restart(arguments)
                 text: str = self._template.render(arguments)

@@ -211,7 +211,7 @@ def text_logprobs(events: Iterable[TokenEvent], piece_of: PieceOf, offset: int) 
 
 def _named(token: int, logprob: float, piece_of: PieceOf) -> Answer:
     piece = piece_of(token)
-    return {"token": _text(piece), "logprob": logprob, "bytes": list(piece)}
+    return {"id": token, "token": _text(piece), "logprob": logprob, "bytes": list(piece)}
 
 
 def _text(piece: bytes) -> str:

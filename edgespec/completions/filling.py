@@ -45,12 +45,23 @@ class FillingIn:
         tokens = self._encode("")
         for file in extra:
             name, text = str(file.get("filename", "file")), str(file.get("text", ""))
-            tokens += self._encoded(f"<|file_sep|>{name}\n{text}\n")
+            tokens += self.tokens(f"<|file_sep|>{name}\n{text}\n")
         first, second, third = self._marks
-        tokens += [first, *self._encoded(prefix), second, *self._encoded(suffix), third]
-        return tokens + (self._encoded(begun) if begun else [])
+        tokens += [first, *self.tokens(prefix), second, *self.tokens(suffix), third]
+        return tokens + (self.tokens(begun) if begun else [])
 
-    def _encoded(self, text: str) -> list[int]:
+    def mixed(self, parts: Sequence[str | int]) -> list[int]:
+        """Tokens of a prompt that is given as texts and tokens in turn."""
+        tokens: list[int] = []
+        for place, part in enumerate(parts):
+            if isinstance(part, int):
+                tokens.append(part)
+            else:
+                tokens += self.tokens(part) if place else self._encode(part)
+        return tokens
+
+    def tokens(self, text: str) -> list[int]:
+        """The tokens of a text within a prompt."""
         return self._encode(text)[len(self._encode("")) :]
 
     @cached_property
@@ -58,7 +69,7 @@ class FillingIn:
         """The tokens in front of a prefix, a suffix and what is between them; None if the
         vocabulary has none."""
         for spelled in _FILL_MARKS:
-            marks = [self._encoded(mark) for mark in spelled]
+            marks = [self.tokens(mark) for mark in spelled]
             if all(len(tokens) == 1 for tokens in marks):
                 return [tokens[0] for tokens in marks]
         return None

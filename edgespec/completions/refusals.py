@@ -83,7 +83,11 @@ def refusal_of(error: BaseException) -> Refusal:
                 str(error),
                 code="context_length_exceeded",
                 param=error.param,
-                figures={"n_prompt_tokens": error.n_prompt_tokens, "n_ctx": error.n_ctx},
+                figures={
+                    "type": "exceed_context_size_error",  # llama.cpp's; `code` is OpenAI's
+                    "n_prompt_tokens": error.n_prompt_tokens,
+                    "n_ctx": error.n_ctx,
+                },
             )
         case GrammarError():
             return Refusal(400, str(error), code="invalid_grammar", param="response_format")

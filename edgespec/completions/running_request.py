@@ -176,7 +176,7 @@ class Completion(Closeable):
                     for one in self._indexed(choice):
                         yield self._delivery.envelope.chunk(one) | self._marks
             if self._delivery.wants_usage:
-                yield self._delivery.envelope.usage_chunk(self._usage)
+                yield self._delivery.envelope.usage_chunk(self._usage) | self._marks
 
     def _progress_chunk(self, progress: PromptProgress) -> Answer:
         """A chunk without text, with the progress as llama.cpp's server sends it."""

@@ -137,7 +137,7 @@ class Completions:
 
     def rendered(self, request: ChatRequest) -> str:
         """The text of a conversation's prompt. Raises UsageError and ModelError."""
-        return self._prompt(request).text
+        return self._with_reasoning(request, self._prompt(request), False)[0].text
 
     @cached_property
     def template(self) -> str:
@@ -210,8 +210,13 @@ class Completions:
                 return told
         return prompt.closed()
 
-    def text(self, request: CompletionRequest, client: str = "") -> TextCompletion:
-        """Start the completion of prompts. Raises UsageError."""
+    def text(
+        self,
+        request: CompletionRequest,
+        client: str = "",
+        kind: type[TextCompletion] = TextCompletion,
+    ) -> TextCompletion:
+        """Start the completion of prompts, whose choices `kind` forms. Raises UsageError."""
         params = [f"prompt.{place}" for place in range(len(request.prompt))]
         if len(params) == 1:
             params = ["prompt"]
@@ -221,7 +226,7 @@ class Completions:
         ]
         grammar = grammar_of(request.response_format)
         kept_bytes = 0 if request.stream else self._kept_bytes(request, prompts)
-        return TextCompletion(
+        return kind(
             self._sources(request, prompts, client, grammar),
             self._delivery(request, "text_completion", "cmpl", grammar, kept_bytes),
         )
@@ -255,10 +260,10 @@ class Completions:
 
         `wrap` changes their constraints. All prompts are checked first. Raises UsageError.
         """
-        sampling = self._sampling_of(request)
+        sampling = self.sampling_of(request)
         shared = TextRequest(
             prompt_tokens=(),
-            max_tokens=self._limit(request),
+            max_tokens=self.limit_of(request),
             stop=tuple(request.stop or ()),
             n_logprobs=request.n_logprobs,
             runs_ahead=self._writes_ahead or not request.stream,
@@ -302,7 +307,7 @@ class Completions:
                 )
         return sources
 
-    def _limit(self, request: CommonRequest) -> int | None:
+    def limit_of(self, request: CommonRequest) -> int | None:
         """Most tokens of each text; None: as many as fit into the context."""
         given = [limit for limit in (request.limit, self._max_tokens) if limit is not None]
         return min(given, default=None)
@@ -313,7 +318,8 @@ class Completions:
             with _about(prompt.param):
                 raise ContextOverflow(most, len(prompt.tokens))
 
-    def _sampling_of(self, request: CommonRequest) -> SamplingParams:
+    def sampling_of(self, request: CommonRequest) -> SamplingParams:
+        """The settings of a request's texts, with a seed."""
         fields = {"seed": secrets.randbits(32)} | self.sampling | request.sampling_fields()
         if request.ignore_eos:
             forbidden = dict.fromkeys(self._session.eog_tokens, -math.inf)
@@ -322,7 +328,7 @@ class Completions:
 
     def _kept_bytes(self, request: CommonRequest, prompts: Sequence[_Prompt]) -> int:
         """Memory of a whole response. Raises RequestError if it may become too large."""
-        n_others, limit = request.n_logprobs, self._limit(request)
+        n_others, limit = request.n_logprobs, self.limit_of(request)
         copies = 1 if request.stream else request.copies
         if copies * len(prompts) == 1 and n_others is None:
             return 0

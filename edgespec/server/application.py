@@ -31,6 +31,7 @@ from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.protocols.request_parts import leaving_out
 from edgespec.completions.refusals import Refusal, overloaded
 from edgespec.completions.request_limits import ANSWER_BYTES
+from edgespec.completions.requests import ChatRequest
 from edgespec.memory import heap, process
 from edgespec.server import llama_routes, ollama_routes
 from edgespec.server.answering import Answers, Shared, loading_time
@@ -69,6 +70,7 @@ class Service:
             ("/models/{name:path}", self._model, "GET"),
             ("/embeddings", self._embeddings, "POST"),
             ("/messages/count_tokens", partial(self._computed, _count), "POST"),
+            ("/chat/completions/input_tokens", partial(self._computed, _count_chat), "POST"),
             ("/tokenize", partial(self._computed, _tokenize), "POST"),
             ("/apply-template", partial(self._computed, _apply_template), "POST"),
             ("/props", self._props, "GET"),
@@ -287,6 +289,10 @@ class Service:
 def _count(served: ServedText, content: object) -> dict[str, Any]:
     asked = CountRequest.parse(content).chat_request()
     return {"input_tokens": served.completions.count_tokens(asked)}
+
+
+def _count_chat(served: ServedText, content: object) -> dict[str, Any]:
+    return {"input_tokens": served.completions.count_tokens(ChatRequest.parse(content))}
 
 
 def _tokenize(served: ServedText, content: object) -> dict[str, Any]:

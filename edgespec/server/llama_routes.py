@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from math import isfinite
 from typing import Any
 
 from edgespec import extras
+from edgespec.completions import answers
 from edgespec.completions.answers import Answer
-from edgespec.completions.protocols.dialect import Asked, Dialect, Event
-from edgespec.completions.refusals import Refusal
+from edgespec.completions.filling import FillingIn
+from edgespec.completions.protocols.answer_parts import Told
+from edgespec.completions.protocols.dialect import Asked, Dialect, Event, SameReply
 from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
-from edgespec.completions.running_request import Completion
+from edgespec.completions.running_request import Completion, TextCompletion
 from edgespec.completions.service import Completions
+from edgespec.settings.parsing import MAX_BIAS
+from edgespec.values import TokenEvent
 
-_OWN = ("input_prefix", "input_suffix", "input_extra", "prompt")
+_FILLS = ("input_prefix", "input_suffix", "input_extra")
+_OWN = frozenset({*_FILLS, "prompt", "return_tokens", "response_fields"})
 _STOPS = {"length": "limit", "context": "limit", "cancelled": "limit", "stop": "eos"}
 
 
@@ -25,14 +31,33 @@ def llama_dialect(completions: Completions, fills: bool = False) -> Dialect:
         fields = as_fields(content)
         asked = {name: value for name, value in fields.items() if name not in _OWN}
         prompt: Any = fields.get("prompt", "")
+        filling = completions.filling
         if fills:
-            prefix, suffix = (str(fields.get(name) or "") for name in _OWN[:2])
-            files = [as_fields(file) for file in fields.get("input_extra") or ()]
-            prompt = completions.filling.prompt(prefix, suffix, files, str(prompt or ""))
-        asked = {"n_predict": -1} | asked | {"prompt": prompt}
+            prefix, suffix = (str(fields.get(name) or "") for name in _FILLS[:2])
+            files = [_file(file) for file in _listed(fields, "input_extra", dict)]
+            prompt = filling.prompt(prefix, suffix, files, str(prompt or ""))
+        asked |= {"prompt": _prompts(prompt, filling), "n_predict": asked.get("n_predict", -1)}
+        if biases := asked.get("logit_bias"):
+            asked["logit_bias"] = _biases(biases, filling)
         request = CompletionRequest.parse(asked)
+        sampling = completions.sampling_of(request)
+        request = request.model_copy(update={"seed": sampling.seed})
+        settings = sampling.model_dump() | {
+            "n_predict": completions.limit_of(request),
+            "stop": request.stop or [],
+            "logit_bias": [
+                {"token": token, "bias": bias if isfinite(bias) else None}
+                for token, bias in sampling.logit_bias.items()
+            ],
+        }
         return Asked(
-            request.stream, partial(completions.text, request), LlamaReply(completions.model)
+            request.stream,
+            partial(completions.text, request, kind=LlamaCompletion),
+            LlamaReply(
+                {"model": completions.model, "generation_settings": settings},
+                bool(fields.get("return_tokens")),
+                _listed(fields, "response_fields", str),
+            ),
         )
 
     return read
@@ -45,66 +70,131 @@ def as_fields(content: object) -> Mapping[str, Any]:
     return content
 
 
-class LlamaReply:
-    """Formats the answer to one request."""
+def _file(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A further file of a request to fill in. Raises RequestError."""
+    if not all(isinstance(one, str) for one in (fields.get("filename", ""), fields.get("text"))):
+        raise RequestError("input_extra: a file has a text, and maybe a filename", "input_extra")
+    return fields
 
-    def __init__(self, model: str) -> None:
-        self._model = model
 
-    def whole(self, answer: Answer, completion: Completion) -> Answer:
-        (choice, *_) = answer["choices"]
-        result = completion.result
+def _prompts(given: Any, filling: FillingIn) -> Any:
+    """Prompts as texts or tokens, of lists with both in turn and of objects with a text, too."""
+    if isinstance(given, list) and not any(isinstance(part, int) for part in given):
+        return [_prompt(one, filling) for one in given]
+    return _prompt(given, filling)
+
+
+def _prompt(given: Any, filling: FillingIn) -> Any:
+    if isinstance(given, Mapping):
+        if given.keys() - {"prompt_string"}:
+            raise RequestError("prompt: this server reads text, no pictures and sounds", "prompt")
+        return given.get("prompt_string")
+    if isinstance(given, list) and any(isinstance(part, str) for part in given):
+        if not all(type(part) in (int, str) for part in given):
+            raise RequestError("prompt: its parts must be texts and tokens", "prompt")
+        return filling.mixed(given)
+    return given
+
+
+def _biases(given: Any, filling: FillingIn) -> Any:
+    """Biases by token; those of a text are its tokens'."""
+    pairs = given.items() if isinstance(given, Mapping) else given
+    biases: dict[Any, Any] = {}
+    try:
+        for token, bias in pairs:
+            is_text = isinstance(token, str) and not token.isdigit()
+            tokens = filling.tokens(token) if is_text else [token]
+            biases |= dict.fromkeys(tokens, -MAX_BIAS if bias is False else bias)
+    except (TypeError, ValueError):  # no pairs, which is refused where all requests are read
+        return given
+    return biases
+
+
+def _listed(fields: Mapping[str, Any], name: str, kind: type) -> list[Any]:
+    """A field that lists values of a `kind`. Raises RequestError."""
+    found = fields.get(name) or []
+    if not isinstance(found, list) or not all(isinstance(one, kind) for one in found):
+        raise RequestError(
+            f"{name} must be a list of {'texts' if kind is str else 'objects'}", name
+        )
+    return found
+
+
+class LlamaCompletion(TextCompletion):
+    """A running completion whose choices have the form of llama.cpp's server."""
+
+    def _whole_choice(self, events: Sequence[TokenEvent]) -> Answer:
+        return self._native(super()._whole_choice(events), events)
+
+    def _part(self, told: Told) -> Answer | None:
+        choice = super()._part(told)
+        return choice and self._native(choice, told.events)
+
+    def _native(self, choice: Answer, events: Sequence[TokenEvent]) -> Answer:
+        reason = choice["finish_reason"]
+        native: Answer = {
+            "content": choice["text"],
+            "tokens": [event.token for event in events],
+            "stop": reason is not None,
+            "id_slot": 0,
+            "tokens_evaluated": self.n_prompt_tokens,
+            "finish_reason": reason,
+        }
+        if logged := answers.chat_logprobs(events, self._piece_of):
+            native["completion_probabilities"] = logged["content"]
+        return native if reason is None else native | self._ended()
+
+    def _ended(self) -> Answer:
+        result = self.result
+        prompt = b"".join(map(self._piece_of, result.prompt_tokens))
         stop = "word" if result.stopped_by is not None else _STOPS[result.finish_reason]
         return {
-            **self._part(choice, completion, True),
-            "model": self._model,
             "stop_type": stop,
             "stopping_word": result.stopped_by or "",
+            "prompt": prompt.decode(errors="replace"),
             "has_new_line": "\n" in result.text,
-            "truncated": result.dropped_tokens > 0,
-            "generation_settings": {},
+            "truncated": result.dropped_tokens > 0 or result.finish_reason == "context",
+            "tokens_predicted": len(result.tokens),
             "tokens_cached": len(result.prompt_tokens) + len(result.tokens),
-            "timings": answer.get("timings", {}),
+            "timings": answers.timings(result),
+            "written": result.tokens,
         }
 
-    def stream(self, completion: Completion) -> Completion:
-        return completion
+
+class LlamaReply(SameReply):
+    """Formats the answer to one request."""
+
+    def __init__(self, added: Answer, returns_tokens: bool, chosen: Sequence[str]) -> None:
+        """`added` is part of every text's end. Of a whole answer, fields that are `chosen` are
+        told, or all."""
+        self._added = added
+        self._returns_tokens = returns_tokens
+        self._chosen = chosen
+
+    def whole(self, answer: Answer, completion: Completion) -> Any:
+        texts = [self._text(choice) for choice in answer["choices"]]
+        if self._chosen:
+            texts = [{path: _at(path, text) for path in self._chosen} for text in texts]
+        return texts[0] if len(texts) == 1 else texts
 
     def chunk(self, told: Answer, completion: Completion) -> Iterable[Event]:
         for choice in told["choices"]:
-            if choice["finish_reason"]:
-                yield Event(self.whole(told, completion))
-            else:
-                yield Event(self._part(choice, completion, False))
+            yield Event(self._text(choice, streams=True))
 
-    def end(self, completion: Completion) -> Iterable[Event]:
-        return ()
+    def _text(self, choice: Answer, streams: bool = False) -> Answer:
+        written = choice.pop("written", ())
+        if not choice.pop("finish_reason"):
+            return choice
+        if not streams:
+            choice["tokens"] = [*written] if self._returns_tokens else []
+        return choice | self._added
 
-    def failed(self, refusal: Refusal, request_id: str) -> Iterable[Event]:
-        return (Event(refusal.content),)
 
-    def _part(self, choice: Answer, completion: Completion, is_last: bool) -> Answer:
-        part = {
-            "index": choice["index"],
-            "content": choice["text"],
-            "tokens": [],
-            "stop": is_last,
-            "id_slot": 0,
-            "tokens_predicted": completion.usage.completion_tokens,
-            "tokens_evaluated": completion.n_prompt_tokens,
-        }
-        if (logged := choice["logprobs"]) is not None:
-            part["completion_probabilities"] = [
-                {
-                    "token": token,
-                    "logprob": logprob,
-                    "top_logprobs": [{"token": t, "logprob": p} for t, p in top.items()],
-                }
-                for token, logprob, top in zip(
-                    logged["tokens"], logged["token_logprobs"], logged["top_logprobs"], strict=True
-                )
-            ]
-        return part
+def _at(path: str, found: Any) -> Any:
+    """The value at a path of keys, such as `timings/predicted_n`; None if there is none."""
+    for key in path.split("/"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
 
 
 def props(completions: Completions, n_ctx: int, n_slots: int) -> Answer:

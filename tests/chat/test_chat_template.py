@@ -1,6 +1,7 @@
 """Chat templates: Hugging Face's helpers, and limits for templates that loop, grow or fail."""
 
 import json
+from datetime import datetime
 
 import pytest
 
@@ -47,6 +48,14 @@ def test_loops_may_break_and_continue():
     source = "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}"
     source += "{% if i == 3 %}{% break %}{% endif %}{% endfor %}"
     assert render(source) == "023"
+
+
+def test_templates_know_the_date():
+    source = "{{ date_string }}|{{ datetime }}|{{ messages[0].content }}"
+    day, date, _ = render(source).split("|")
+    today = datetime.now()
+    assert (day, date) == (today.strftime("%d %b %Y"), today.strftime("%b %d %Y"))
+    assert render(source, date_string="then").startswith("then|")
 
 
 def test_macros_namespaces_and_filters_work_as_ever():

@@ -43,7 +43,50 @@ def test_llama_cpps_own_completion(client: httpx.Client) -> None:
 
 def test_probabilities_of_llama_cpps_own_completion(client: httpx.Client) -> None:
     answer = client.post("/completion", json={"prompt": "a", "n_predict": 2, "n_probs": 3}).json()
-    assert [len(one["top_logprobs"]) for one in answer["completion_probabilities"]] == [3, 3]
+    told = answer["completion_probabilities"]
+    assert [len(one["top_logprobs"]) for one in told] == [3, 3]
+    assert all({"id", "token", "logprob", "bytes"} <= one["top_logprobs"][0].keys() for one in told)
+
+
+def test_prompts_of_llama_cpps_own_completion(client: httpx.Client) -> None:
+    def written(prompt: Any) -> Any:
+        asked = {"prompt": prompt, "n_predict": 3, "temperature": 0, "return_tokens": True}
+        return client.post("/completion", json=asked).json()
+
+    tokens = client.post("/tokenize", json={"content": "def f(", "add_special": True}).json()
+    one = written("def f(")
+    assert len(one["tokens"]) == 3 and one["prompt"] == "def f("
+    both = written([tokens["tokens"], {"prompt_string": "def f("}])
+    assert [text["tokens"] for text in both] == [one["tokens"]] * 2
+    assert written(["def f(", *one["tokens"]])["tokens_evaluated"] == len(tokens["tokens"]) + 3
+
+
+def test_settings_and_chosen_fields_of_llama_cpps_own_completion(client: httpx.Client) -> None:
+    asked = {"prompt": "def f(", "n_predict": 2, "logit_bias": [["x", False], [3, 1.5]]}
+    chosen = ["generation_settings/logit_bias", "generation_settings/n_predict", "index"]
+    told = client.post("/completion", json=asked | {"response_fields": chosen}).json()
+    assert [*told] == chosen and told["generation_settings/n_predict"] == 2
+    assert {"token": 3, "bias": 1.5} in told["generation_settings/logit_bias"]
+    seed = client.post("/completion", json=asked).json()["generation_settings"]["seed"]
+    asked |= {"seed": seed, "response_fields": ["content"], "n_predict": 9}
+    assert (
+        client.post("/completion", json=asked).json()
+        == client.post("/completion", json=asked).json()
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_fields": "content"},
+        {"prompt": {"prompt_string": "a", "multimodal_data": ["AA=="]}},
+        {"prompt": ["a", 1, {}]},
+        {"logit_bias": [[1, 2, 3]]},
+        {"logit_bias": 3},
+    ],
+)
+def test_fields_of_another_kind_are_refused(client: httpx.Client, fields: dict[str, Any]) -> None:
+    assert client.post("/completion", json={"prompt": "a"} | fields).status_code == 400
 
 
 def test_what_the_server_is_told_in_llama_cpps_form(client: httpx.Client) -> None:
@@ -53,6 +96,9 @@ def test_what_the_server_is_told_in_llama_cpps_form(client: httpx.Client) -> Non
     assert [slot["n_ctx"] for slot in client.get("/slots").json()] == [n_ctx] * props["total_slots"]
     prompt = client.post("/apply-template", json={"messages": HELLO}).json()["prompt"]
     assert "one" in prompt
+    told = client.post("/chat/completions/input_tokens", json={"messages": HELLO}).json()
+    tokens = client.post("/tokenize", json={"content": prompt}).json()["tokens"]
+    assert told["input_tokens"] >= len(tokens)
 
 
 @pytest.mark.parametrize(

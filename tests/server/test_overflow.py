@@ -57,7 +57,7 @@ def test_the_server_answers_with_openais_code_and_the_numbers(
     error = response.json()["error"]
     assert response.status_code == 400
     assert error["code"] == "context_length_exceeded"
-    assert error["type"] == "invalid_request_error"
+    assert error["type"] == "exceed_context_size_error"
     assert error["param"] == param
     assert error["n_ctx"] == N_CTX
     assert error["n_prompt_tokens"] > N_CTX

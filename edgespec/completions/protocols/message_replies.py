@@ -45,7 +45,7 @@ def messages_dialect(completions: Completions) -> Dialect:
 def messages_error(refusal: Refusal, request_id: str) -> Answer:
     """The body of an error."""
     error: Answer = {"type": _KINDS.get(refusal.status, "api_error"), "message": str(refusal)}
-    return {"type": "error", "error": error | refusal.figures, "request_id": request_id}
+    return {"type": "error", "error": refusal.figures | error, "request_id": request_id}
 
 
 class MessagesReply:

@@ -182,10 +182,10 @@ def test_a_thread_is_refused_so_that_clients_go_on_without() -> None:
      (404, "not_found_error"), (503, "overloaded_error"), (500, "api_error")],
 )  # fmt: skip
 def test_errors_have_the_protocols_shape(status: int, kind: str) -> None:
-    body = messages_error(Refusal(status, "so"), "req_1")
+    body = messages_error(Refusal(status, "so", figures={"n_ctx": 4, "type": "other"}), "req_1")
     assert body == {
         "type": "error",
-        "error": {"type": kind, "message": "so"},
+        "error": {"type": kind, "message": "so", "n_ctx": 4},
         "request_id": "req_1",
     }
 
