@@ -32,7 +32,7 @@ from edgespec.ports.findings import Finding
 from edgespec.settings.config import DEFAULT_CTX_SIZE
 from edgespec.settings.options import ENTRY_POINTS, RuntimeOptions
 from edgespec.tracing.spans import OFF, Trace, Track
-from edgespec.values import ModelDetails, ModelInfo
+from edgespec.values import ModelDetails, ModelInfo, NestedSizes
 
 FINGERPRINT_DIGITS = 16
 
@@ -191,6 +191,11 @@ class PreparedModel(Prepared):
         """Estimated size of a draft made of this model with so many bits per weight; 0 if none can
         be made."""
         return 0
+
+    @property
+    def nested_sizes(self) -> NestedSizes | None:
+        """Sizes of a draft made of the upper bits of its weights; None if none can be made."""
+        return None
 
 
 class PreparedEmbedder(Prepared):

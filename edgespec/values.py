@@ -20,6 +20,23 @@ ENLARGED_FROM = "edgespec.enlarged_from"
 """Metadata key of enlarged models, in every format, with the name of the model that they equal."""
 
 
+NESTED = "nested"
+"""Kind of a draft that is made of the upper bits of its target's weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class NestedSizes:
+    """Sizes of a draft of the upper bits of a target's weights."""
+
+    bits: float
+    """Bits per weight of layers."""
+    upper_bytes: int
+    lower_bytes: int
+    """Bytes of the file with the lower bits."""
+    unread_bytes: int
+    """Bytes of the target that passes need not read where the draft is beside it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Properties of a model that the engine needs; sizes in bytes."""

@@ -163,8 +163,10 @@ def known(path: Path) -> KnownModel | None:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The file itself, or all files of the folder."""
-    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    """The file itself, with a draft's lower bits, or all files of the folder."""
+    if path.is_dir():
+        return sorted(file for file in path.rglob("*") if file.is_file())
+    return [path, *filter(Path.exists, [cache_folder.lower_parts(path)])]
 
 
 def _names() -> dict[str, Path]:

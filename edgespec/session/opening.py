@@ -219,8 +219,8 @@ class _Opening(Closeable):
         notes = [note for model in models.prepared for note in model.notes(plan)]
         notes += models.own_notes
         if settings.draft is None:
-            trimmed_bytes = models.target.trimmed_bytes
-            notes += strategy.hint(plan, trimmed_bytes, lambda: models.disk_bytes_per_s)
+            target, disk = models.target, lambda: models.disk_bytes_per_s
+            notes += strategy.hint(plan, target.trimmed_bytes, disk, target.nested_sizes)
         reason = f"the acceptance rule {rules.acceptance}" if rules.draws_guesses else None
         for note in (
             process.note_on_plan(plan.planned_bytes),

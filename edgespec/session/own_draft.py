@@ -18,8 +18,9 @@ from typing import Any
 
 from edgespec import registry
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import BudgetError, EdgespecError, UsageError, marked, setting
+from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError, marked, setting
 from edgespec.files import cache_folder
+from edgespec.files.cache_folder import lower_parts
 from edgespec.files.json_file import JsonFile
 from edgespec.files.sampled import sampled_digest
 from edgespec.files.unfinished import scratch_folder
@@ -122,7 +123,7 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
         with scratch_folder(folder) as scratch:
             made = make(target, scratch / "draft.gguf", settings, progress)
             path = _cache_path(target, made.kind, digest)
-            (scratch / "draft.gguf").replace(path)
+            _move(scratch / "draft.gguf", path)
     except _Slower as error:
         choices.write(known | {name: {"refusal": marked(error)}})
         raise
@@ -162,8 +163,8 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
     tool.check_trimmable(target)
     alone = settings.model_copy(update={"model": target, "draft": None})
     plan = session.plan(alone, NO_GUESSES, progress)
-    chosen = _choose(target, plan, tool)
-    needed = 2 * chosen.file_bytes
+    chosen = _choose(target, plan, tool, settings.read_limit)
+    needed = chosen.disk_bytes if chosen.nested else 2 * chosen.file_bytes
     if (free := shutil.disk_usage(out.parent).free) < needed:
         raise EdgespecError(
             f"making a draft needs {format_size(needed)} in {out.parent}, {format_size(free)} are "
@@ -182,7 +183,7 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
         rated = set(token_ids)
         made = OwnDraft(
             kind=kind,
-            size_bytes=draft.stat().st_size,
+            size_bytes=sum(one.stat().st_size for one in folder.iterdir()),
             budget_bytes=plan.budget_bytes,
             tokens_per_pass=speed.n_of_rounds / max(1, speed.rounds),
             tokens_per_s=speed.tokens_per_s,
@@ -196,8 +197,15 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
                 f"tokens/s, {made.alone_tokens_per_s:.2f} without; it was not kept: raise "
                 f"{setting.memory_budget}, or go on with guesses from the text"
             )
-        draft.replace(out)
+        _move(draft, out)
     return made
+
+
+def _move(draft: Path, out: Path) -> None:
+    """Put a draft, and before it its target's lower bits, in their places."""
+    for source, place in ((lower_parts(draft), lower_parts(out)), (draft, out)):
+        if source.exists():
+            source.replace(place)
 
 
 def _silent(what: str, share: float) -> None:
@@ -208,7 +216,9 @@ class _Slower(UsageError):
     """A draft would be slower than none."""
 
 
-def _choose(target: Path, plan: MemoryPlan, tool: ModelTool) -> Strategy:
+def _choose(
+    target: Path, plan: MemoryPlan, tool: ModelTool, limit: int | None = None
+) -> Strategy:
     """The candidate with the most expected tokens per second. Raises BudgetError where the budget
     has no room for it, UsageError if there is none."""
     if not plan.paged:
@@ -217,8 +227,9 @@ def _choose(target: Path, plan: MemoryPlan, tool: ModelTool) -> Strategy:
             f"hardly be faster than none; {OTHERWISE}"
         )
     trimmed_bytes = partial(tool.trimmed_bytes, target)
-    disk = disk_speed.bytes_per_second(target) or disk_speed.USUAL_BYTES_PER_S
-    if chosen := strategy.own_draft(plan, trimmed_bytes, disk):
+    disk = disk_speed.bytes_per_second(target, limit=limit) or disk_speed.USUAL_BYTES_PER_S
+    nested = tool.nested_sizes(target)
+    if chosen := strategy.own_draft(plan, trimmed_bytes, disk, nested=nested):
         return chosen[0]
     with_room = replace(plan, budget_bytes=1 << 62)
     if chosen := strategy.own_draft(with_room, trimmed_bytes, disk, is_promised=True):
@@ -289,6 +300,8 @@ def _fits(settings: LoadSettings, draft: Path, progress: Progress) -> bool:
     target."""
     try:
         session.plan(settings.model_copy(update={"draft": draft}), progress=progress)
+    except ModelError:  # it is damaged, or was made of another file
+        return False
     except BudgetError:
         session.plan(settings.model_copy(update={"draft": None}), NO_GUESSES, progress)
         return False

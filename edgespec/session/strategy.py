@@ -20,6 +20,7 @@ from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.paging.disk_speed import USUAL_BYTES_PER_S
 from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, USUAL_DRAFT_MAX
 from edgespec.settings.units import format_size
+from edgespec.values import NESTED, NestedSizes
 
 USUAL_THREADS, MOST_THREADS = 2, 8
 """Threads of the machine that was measured; beyond MOST_THREADS memory limits them."""
@@ -112,6 +113,13 @@ class Strategy:
     file_bytes: int = 0
     saved_share: float = 0.0
     """Share of a pinned weight's memory that a draft's copy of it has had."""
+    nested: NestedSizes | None = None
+    """Sizes of a draft of the target's upper bits, which passes do not read."""
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of the draft's files."""
+        return self.file_bytes + (self.nested.lower_bytes if self.nested else 0)
 
     def rates(self, speed: Speed) -> tuple[float, float]:
         """Tokens per second in conversation, and on code."""
@@ -133,7 +141,9 @@ class Strategy:
         read_bytes = plan.bytes_per_pass
         if plan.paged and self.draft_bytes:
             pinned_bytes = max(0, weight_bytes - read_bytes - self.draft_bytes)
-            read_bytes = max(0, weight_bytes - int(pinned_bytes / (1 - self.saved_share)))
+            unread_bytes = self.nested.unread_bytes if self.nested else 0
+            pinned_bytes = unread_bytes + int(pinned_bytes / (1 - self.saved_share))
+            read_bytes = max(0, weight_bytes - pinned_bytes)
         rows_cost = guessing.rows_cost / (1 if plan.paged else PAGED_COST)
         pass_s = max(read_bytes / speed.disk_bytes_per_s, rows_cost * speed.compute_s(weight_bytes))
         return pass_s + guessing.n_steps * speed.compute_s(self.file_bytes, DRAFT_BYTES_PER_S)
@@ -184,16 +194,20 @@ def beside(plan: MemoryPlan, weight_bytes: int, draft: str, file_bytes: int) -> 
 
 
 def own_drafts(
-    plan: MemoryPlan, weight_bytes: int, trimmed_bytes: Callable[[float], int]
+    plan: MemoryPlan,
+    weight_bytes: int,
+    trimmed_bytes: Callable[[float], int],
+    nested: NestedSizes | None = None,
 ) -> list[Strategy]:
     """Drafts made from a target that fit beside it under its `plan` without one.
 
-    `trimmed_bytes` gives the size of a draft with so many bits per weight. What a copy is made of
-    needs none where it stays pinned, which pins more.
+    `trimmed_bytes` gives the size of a draft with so many bits per weight, `nested` those of one of
+    the target's upper bits. What a copy is made of needs none where it stays pinned, which pins
+    more.
     """
     if not plan.paged or not weight_bytes:
         return []
-    made = (
+    made = [
         replace(
             beside(plan, weight_bytes, one.kind, nbytes),
             guessing=one.guessing,
@@ -201,7 +215,11 @@ def own_drafts(
         )
         for one in COARSENESSES
         if (nbytes := trimmed_bytes(one.bits))
-    )
+    ]
+    if nested:
+        like = next((one for one in COARSENESSES if one.bits <= nested.bits), COARSENESSES[-1])
+        upper = beside(plan, weight_bytes, NESTED, nested.upper_bytes)
+        made.append(replace(upper, guessing=like.guessing, nested=nested))
     return [one for one in made if one.draft_bytes <= plan.budget_bytes - plan.smallest_bytes]
 
 
@@ -210,11 +228,12 @@ def own_draft(
     trimmed_bytes: Callable[[float], int],
     disk_bytes_per_s: float = USUAL_BYTES_PER_S,
     is_promised: bool = False,
+    nested: NestedSizes | None = None,
 ) -> tuple[Strategy, tuple[float, float]] | None:
     """The fastest draft made from a target under its `plan`, and its speedup; None if none is worth
     making: on code, or where it is promised also in conversation."""
     speed, weight_bytes = Speed(disk_bytes_per_s), _used_bytes(plan)
-    best = choose(own_drafts(plan, weight_bytes, trimmed_bytes), speed)
+    best = choose(own_drafts(plan, weight_bytes, trimmed_bytes, nested), speed)
     if best is None:
         return None
     speedup = best.speedup(alone(plan, weight_bytes), speed)
@@ -222,20 +241,23 @@ def own_draft(
 
 
 def hint(
-    plan: MemoryPlan, trimmed_bytes: Callable[[float], int], disk_bytes_per_s: Callable[[], float]
+    plan: MemoryPlan,
+    trimmed_bytes: Callable[[float], int],
+    disk_bytes_per_s: Callable[[], float],
+    nested: NestedSizes | None = None,
 ) -> Sequence[str]:
     """A note about what a draft made from the target would bring; none if none would be made, or if
     no guesses are wanted. The disk is asked only where the usual one lets a draft pay."""
     chosen = None
-    if plan.max_nodes > 1 and own_draft(plan, trimmed_bytes, is_promised=True):
+    if plan.max_nodes > 1 and own_draft(plan, trimmed_bytes, is_promised=True, nested=nested):
         disk = disk_bytes_per_s() or USUAL_BYTES_PER_S
-        chosen = own_draft(plan, trimmed_bytes, disk, is_promised=True)
+        chosen = own_draft(plan, trimmed_bytes, disk, is_promised=True, nested=nested)
     if chosen is None:
         return []
     best, (low, high) = chosen
     return [
         setting.draft('"self"') + " makes a draft from the target, once, in minutes "
-        f"({format_size(best.file_bytes)} in the cache): expect {low:.1f} to {high:.1f} times as "
+        f"({format_size(best.disk_bytes)} in the cache): expect {low:.1f} to {high:.1f} times as "
         "many tokens per second"
     ]
 

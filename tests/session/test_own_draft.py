@@ -69,6 +69,7 @@ class Tool:
 
     def __init__(self, size_bytes: Callable[[float], int]) -> None:
         self.trimmed_bytes = lambda target, bits: size_bytes(bits)
+        self.nested_sizes = lambda target: None
 
 
 def plan(budget_mib: int, smallest_mib: int = 150) -> MemoryPlan:

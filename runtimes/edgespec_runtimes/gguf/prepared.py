@@ -18,7 +18,7 @@ from edgespec.paging.reader import WatchedFiles
 from edgespec.ports import LanguageModel, Progress, StateOrigin
 from edgespec.registry import GpuMemory, ModelRequest, PreparedModel, without_padding
 from edgespec.tracing.spans import OFF
-from edgespec.values import ModelInfo
+from edgespec.values import ModelInfo, NestedSizes
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.mtp import has_layers, obstacle
@@ -31,7 +31,7 @@ from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.measuring import MeasuredGguf
 from edgespec_runtimes.gguf.model import GgufModel, Opening
 from edgespec_runtimes.gguf.options import GgufOptions
-from edgespec_runtimes.gguf.weights.nested import NestedWeights
+from edgespec_runtimes.gguf.weights.nested import NestedWeights, nested_sizes
 from edgespec_runtimes.gguf.weights.packing import placement_as_stored
 from edgespec_runtimes.gguf.weights.paged import PagedWeights, load_paged
 from edgespec_runtimes.gguf.weights.rounding import (
@@ -136,6 +136,10 @@ class PreparedGguf(PreparedModel):
 
     def trimmed_bytes(self, bits: float) -> int:
         return trimmed_bytes(self._header, bits)
+
+    @property
+    def nested_sizes(self) -> NestedSizes | None:
+        return nested_sizes(self._header)
 
     def tokens(self) -> Sequence[bytes]:
         return without_padding(self._header.token_table())

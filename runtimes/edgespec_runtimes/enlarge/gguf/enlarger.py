@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgespec.values import NestedSizes
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
 from edgespec_runtimes.enlarge.gguf.trim import check_trimmable, trim
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.trimmed_header import trimmed_bytes
+from edgespec_runtimes.gguf.weights.nested import nested_sizes
 
 
 class GgufTool:
@@ -21,6 +23,9 @@ class GgufTool:
 
     def trimmed_bytes(self, source: Path, bits: float) -> int:
         return trimmed_bytes(read_header(source), bits)
+
+    def nested_sizes(self, source: Path) -> NestedSizes | None:
+        return nested_sizes(read_header(source))
 
 
 tool = GgufTool()

@@ -14,7 +14,7 @@ from edgespec.files.cache_folder import lower_parts
 from edgespec.files.unfinished import scratch_folder, unfinished_file
 from edgespec.ports import Progress
 from edgespec.registry import vocabulary_fingerprint, without_padding
-from edgespec.values import ENLARGED_FROM
+from edgespec.values import ENLARGED_FROM, NESTED
 from edgespec_runtimes.enlarge.gguf.gguf_writer import (
     CHUNK_BYTES,
     Description,
@@ -41,8 +41,6 @@ from edgespec_runtimes.gguf.file.validation import validate
 from edgespec_runtimes.gguf.llama.quantiser import quantise
 from edgespec_runtimes.gguf.weights.nested import nesting_of
 
-NESTED = "nested"
-"""Quantisation of a draft of upper parts, beside which lower ones are written."""
 VOCABULARY_TYPE, NARROW_TYPE = "Q3_K", "Q4_0"
 """Types of embeddings and head: in blocks of 256 elements, and of 32."""
 _OUTPUT_BIAS = "output.bias"

@@ -76,8 +76,12 @@ def trimmed_bytes(header: GgufFile, bits: float) -> int:
     if not has_large_blocks(header):
         bits = max(bits, NARROW_BITS)
     rest = (t for t in header.tensors if t.name not in (EMBEDDINGS, OUTPUT))
-    n_head = header.embedding_length * min(header.n_vocab, MAX_HEAD)
-    return int((bits * sum(math.prod(t.shape) for t in rest) + HEAD_BITS * n_head) / 8)
+    return int(bits * sum(math.prod(t.shape) for t in rest) / 8) + head_bytes(header)
+
+
+def head_bytes(header: GgufFile) -> int:
+    """Estimated bytes of a trimmed copy's head."""
+    return int(HEAD_BITS * header.embedding_length * min(header.n_vocab, MAX_HEAD) / 8)
 
 
 def trimmed_shape(header: GgufFile) -> TrimmedShape:

@@ -17,7 +17,10 @@ from edgespec.errors import ModelError, setting
 from edgespec.files.cache_folder import lower_parts
 from edgespec.files.sampled import sampled_digest
 from edgespec.paging.reader import BLOCK_BYTES, MERGED_BYTES, Extent, NestedRun, Run, Segment
+from edgespec.values import NestedSizes
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, read_header
+from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT
+from edgespec_runtimes.gguf.file.trimmed_header import can_be_trimmed, head_bytes
 from edgespec_runtimes.gguf.weights.nesting import NESTINGS, UNIT, Nesting, as_stored
 from edgespec_runtimes.gguf.weights.segments import SMALL_BYTES, WeightGroup, extent_of
 
@@ -29,6 +32,10 @@ _ALIKE = BLOCK_BYTES // 2
 """Units whose lower parts end at a block, as long as those of one are an even number of bytes."""
 
 
+_LEAST_LOWER_SHARE = 0.25
+"""Least share of the weights that passes still read: a draft of nearly all of them saves little."""
+
+
 def is_nested(draft: GgufFile) -> bool:
     """True if the model was made of the upper parts of another."""
     return SOURCE in draft.entries
@@ -37,8 +44,27 @@ def is_nested(draft: GgufFile) -> bool:
 def nesting_of(entry: TensorEntry) -> Nesting | None:
     """The kind of a matrix that nests; None if it does not."""
     nesting = NESTINGS.get(entry.type.name)
-    is_fit = entry.nbytes >= SMALL_BYTES and entry.shape[0] % UNIT == 0
+    is_fit = entry.nbytes >= SMALL_BYTES and len(entry.shape) == 2 and entry.shape[0] % UNIT == 0
     return nesting if is_fit else None
+
+
+def nested_sizes(header: GgufFile) -> NestedSizes | None:
+    """Sizes of a draft of the upper parts of a model's weights; None if few have such parts."""
+    if not can_be_trimmed(header):
+        return None
+    n_upper = n_lower = n_unread = n_weights = 0
+    for entry in header.tensors:
+        if entry.name not in (EMBEDDINGS, OUTPUT):
+            nesting, n = nesting_of(entry), math.prod(entry.shape)
+            n_weights += n
+            lower_bytes = n // UNIT * nesting.lower_bytes if nesting else 0
+            n_lower += lower_bytes
+            n_upper += n // UNIT * nesting.upper_bytes if nesting else entry.nbytes
+            n_unread += (entry.nbytes - lower_bytes) * (entry.nbytes >= SMALL_BYTES)
+    if n_lower < _LEAST_LOWER_SHARE * (n_lower + n_upper):
+        return None
+    bits = 8 * n_upper / n_weights
+    return NestedSizes(bits, n_upper + head_bytes(header), n_lower, n_unread)
 
 
 def check_intact(draft: GgufFile, target: GgufFile) -> None:
