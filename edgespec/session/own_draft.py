@@ -216,9 +216,7 @@ class _Slower(UsageError):
     """A draft would be slower than none."""
 
 
-def _choose(
-    target: Path, plan: MemoryPlan, tool: ModelTool, limit: int | None = None
-) -> Strategy:
+def _choose(target: Path, plan: MemoryPlan, tool: ModelTool, limit: int | None = None) -> Strategy:
     """The candidate with the most expected tokens per second. Raises BudgetError where the budget
     has no room for it, UsageError if there is none."""
     if not plan.paged:

@@ -3,16 +3,20 @@ differs."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from edgespec.engine.settings import EngineSettings
+from edgespec.errors import EdgespecError, ModelError
+from edgespec.files.cache_folder import lower_parts
 from edgespec.models.embedded import embedded_pair
 from edgespec.models.enlarging import enlarge
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec_runtimes.enlarge.gguf.trim import nest
+from edgespec_runtimes.gguf.file.header import read_header
 
 PROMPT = "def read(path):\n    with open(path) as file:\n"
 TARGET_BYTES = 48 << 20
@@ -56,3 +60,76 @@ def test_the_text_is_that_without_a_draft(target: Path, draft: Path, room_bytes:
                 assert loaded.plan.paged
                 assert loaded.paging.merge_s > 0
     assert texts[:2] == texts[2:]
+
+
+def tokens(loads: LoadSettings) -> list[int]:
+    with session.load(loads, RULES) as loaded:
+        return loaded.generate(PROMPT, max_tokens=8).tokens
+
+
+def test_a_matrix_with_a_scale_that_has_no_upper_part_is_the_drafts_as_it_is(
+    target: Path, tmp_path: Path
+) -> None:
+    """Passes do not read it at all."""
+    odd, out = tmp_path / "odd.gguf", tmp_path / "draft.gguf"
+    shutil.copy(target, odd)
+    entry = read_header(odd).tensors_by_name["blk.1.ffn_up.weight"]
+    with odd.open("r+b") as file:
+        file.seek(entry.offset + 1)
+        sign = file.read(1)[0] ^ 0x80
+        file.seek(entry.offset + 1)
+        file.write(bytes([sign]))
+    nest(odd, out, range(4096))
+    parts = (read_header(path).tensors_by_name for path in (out, lower_parts(out)))
+    assert [part.get(entry.name) is not None for part in parts] == [True, False]
+    assert read_header(out).tensors_by_name[entry.name].type.name == "Q8_0"
+    nested = settings(odd, out, 0)
+    assert tokens(nested) == tokens(nested.without_draft())
+
+
+def test_passes_read_the_lower_bits(target: Path, draft: Path) -> None:
+    plan = session.plan(settings(target, draft, 0))
+    names = {name for i in plan.pinned for name in plan.segments[i].weights}
+    whole = sum(t.nbytes for t in read_header(target).tensors if t.name not in names)
+    assert 0.4 * whole < plan.bytes_per_pass < 0.6 * whole
+
+
+@pytest.mark.parametrize("damage", ["cut", "other", "gone"])
+def test_lower_bits_that_are_not_the_drafts_are_refused(
+    target: Path, draft: Path, tmp_path: Path, damage: str
+) -> None:
+    out = tmp_path / "draft.gguf"
+    shutil.copy(draft, out)
+    raw = lower_parts(draft).read_bytes()
+    if damage != "gone":
+        lower_parts(out).write_bytes(raw[:-4096] if damage == "cut" else raw[::-1])
+    with pytest.raises(ModelError, match="make it again"):
+        session.plan(LoadSettings(model=target, draft=out, memory_budget="1GiB", ctx_size=256))
+
+
+def test_a_draft_of_another_file_is_refused(target: Path, draft: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.gguf"
+    raw = bytearray(target.read_bytes())
+    raw[len(raw) // 2 :: 7] = raw[len(raw) // 2 :: 7][::-1]
+    other.write_bytes(raw)
+    with pytest.raises(ModelError, match="make it again"):
+        session.plan(LoadSettings(model=other, draft=draft, memory_budget="1GiB", ctx_size=256))
+
+
+def test_one_that_is_interrupted_leaves_nothing(target: Path, tmp_path: Path) -> None:
+    def interrupt(what: str, share: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        nest(target, tmp_path / "draft.gguf", range(4096), interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_told_before_anything_is_written(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = shutil.disk_usage(tmp_path)._replace(free=40 << 20)  # enough for the draft alone
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    with pytest.raises(EdgespecError, match="40.0 MiB are free"):
+        nest(target, tmp_path / "draft.gguf", range(4096))
+    assert list(tmp_path.iterdir()) == []
