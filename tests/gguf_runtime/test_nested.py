@@ -130,6 +130,6 @@ def test_a_full_disk_is_told_before_anything_is_written(
 ) -> None:
     free = shutil.disk_usage(tmp_path)._replace(free=40 << 20)  # enough for the draft alone
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
-    with pytest.raises(EdgespecError, match="40.0 MiB are free"):
+    with pytest.raises(EdgespecError, match=r"40\.0 MiB are free"):
         nest(target, tmp_path / "draft.gguf", range(4096))
     assert list(tmp_path.iterdir()) == []
