@@ -8,16 +8,56 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from edgespec.errors import ModelError
 from edgespec.files import gguf_names
-from edgespec.hub.files import HubFile, HubModel
 from edgespec.settings.hub_reference import HubReference
 from edgespec.settings.units import format_size
 
 DEFAULT_QUANT = "Q4_K_M"
 """Quantisation of a name without one, as in llama.cpp; without such a file, the first by name."""
+_QUANT = re.compile(
+    r"(?:^|[-._/])((?:UD-)?I?Q\d(?:_\w+?)?|BF16|F16|F32|FP16|MXFP4(?:_\w+?)?|TQ\d_\d)(?=$|[-./])",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a repository."""
+
+    name: str
+    size_bytes: int
+    digits: str = ""
+    """Hexadecimal SHA-256, or for small files the SHA-1 of the Git blob with its header; empty if
+    the hub gives none."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A model: one file, all parts of a split one in order, or an ONNX graph and what it needs."""
+
+    name: str
+    """Name without `.gguf` and the number of a part, or without `.onnx`."""
+    files: tuple[HubFile, ...]
+
+    @property
+    def quant(self) -> str | None:
+        """Quantisation in the name; None if it has none."""
+        quants = _QUANT.findall(self.name)
+        return quants[-1] if quants else None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    def has_word(self, word: str, ends: str) -> bool:
+        """True if `word` is a whole word of the name, between characters of `ends`."""
+        return bool(
+            re.search(rf"(?:^|{ends}){re.escape(word)}(?=$|{ends})", self.name, re.IGNORECASE)
+        )
 
 
 def choose(reference: HubReference, files: Iterable[HubFile]) -> HubModel:
@@ -34,8 +74,9 @@ def choose(reference: HubReference, files: Iterable[HubFile]) -> HubModel:
     models = models or heads
     named = [model for model in models if reference.names(file.name for file in model.files)]
     graphs_named = [graph for graph in graphs if reference.names([graph.files[0].name])]
+    # an underscore belongs to a quantisation: Q4_K is not Q4_K_M
     quant = reference.quant or DEFAULT_QUANT
-    matching = [model for model in named if _has_quant(model, quant)]
+    matching = [model for model in named if model.has_word(quant, "[-./]")]
     if not matching and reference.quant is None:
         matching = named[:1]
     if not matching and (graph := with_variant(graphs_named, reference.quant)):
@@ -58,23 +99,10 @@ def gguf_models(files: Iterable[HubFile], heads: bool = False) -> list[HubModel]
     return [HubModel(name, tuple(by_name[file] for file in parts)) for name, parts in found.items()]
 
 
-def _has_quant(model: HubModel, quant: str) -> bool:
-    """True if the quantisation is a whole word of the name: Q4_K is not Q4_K_M."""
-    pattern = rf"(?:^|[-./]){re.escape(quant)}(?=$|[-./])"
-    return re.search(pattern, model.name, re.IGNORECASE) is not None
-
-
 def _check_parts(reference: HubReference, model: HubModel) -> None:
-    first = gguf_names.PART.fullmatch(model.files[0].name)
-    if first is None:
-        return
-    count = int(first["count"])
-    numbers = {
-        int(part["number"])
-        for file in model.files
-        if (part := gguf_names.PART.fullmatch(file.name))
-    }
-    if missing := sorted({*range(1, count + 1)} - numbers):
+    parts = [part for file in model.files if (part := gguf_names.PART.fullmatch(file.name))]
+    count = int(parts[0]["count"]) if parts else 0
+    if missing := sorted({*range(1, count + 1)} - {int(part["number"]) for part in parts}):
         raise ModelError(
             f"{reference}: part {missing[0]} of {count} is missing in the repository: choose "
             "another quantisation"
@@ -107,23 +135,15 @@ _NO_DECODER = re.compile(
 )
 """Graphs that are parts of other models, such as image encoders."""
 _SETTINGS = (
-    "config.json",
-    "genai_config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
+    *("config.json", "genai_config.json", "generation_config.json", "tokenizer.json"),
+    *("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
 )
 
 
 def onnx_models(files: Sequence[HubFile]) -> list[HubModel]:
     """The ONNX models among `files`, shortest names first; the graph is the first file of each."""
-    graphs = [
-        file
-        for file in files
-        if file.name.lower().endswith(SUFFIX) and not _NO_DECODER.search(file.name)
-    ]
+    graphs = [file for file in files if file.name.lower().endswith(SUFFIX)]
+    graphs = [graph for graph in graphs if not _NO_DECODER.search(graph.name)]
     graphs.sort(key=lambda file: (len(file.name), file.name))
     return [
         HubModel(graph.name[: -len(SUFFIX)], (graph, *_belonging(graph, files))) for graph in graphs
@@ -133,8 +153,7 @@ def onnx_models(files: Sequence[HubFile]) -> list[HubModel]:
 def with_variant(models: Sequence[HubModel], variant: str | None) -> HubModel | None:
     """The model whose name has the words `variant`, or the default one; None if there is none."""
     for wanted in (variant,) if variant else DEFAULT_VARIANTS:
-        pattern = re.compile(rf"(?:^|[-._/]){re.escape(wanted)}(?=$|[-._/])", re.IGNORECASE)
-        if found := next((model for model in models if pattern.search(model.name)), None):
+        if found := next((model for model in models if model.has_word(wanted, "[-._/]")), None):
             return found
     if variant and variant.lower() == _WHOLE:
         return next((model for model in models if _word(model) == _WHOLE), None)
@@ -154,14 +173,12 @@ def _word(model: HubModel) -> str:
 
 def _belonging(graph: HubFile, files: Sequence[HubFile]) -> list[HubFile]:
     """Files with the graph's weights, and settings beside it or in a folder above."""
-    path = PurePosixPath(graph.name)
-    folders = {str(folder) for folder in path.parents}
+    folders = {str(folder) for folder in PurePosixPath(graph.name).parents}
+    weights = tuple(f"{graph.name}{ending}" for ending in ("_data", ".data"))
     found = []
     for file in files:
         place = PurePosixPath(file.name)
-        rest = file.name.removeprefix(graph.name)
-        is_data = rest != file.name and rest.startswith(("_data", ".data"))
-        is_data |= file.name == f"{graph.name[: -len(SUFFIX)]}.data"
+        is_data = file.name.startswith(weights) or file.name == f"{graph.name[: -len(SUFFIX)]}.data"
         if is_data or (place.name in _SETTINGS and str(place.parent) in folders):
             found.append(file)
     return sorted(found, key=lambda file: file.name)

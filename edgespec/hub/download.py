@@ -1,6 +1,7 @@
 """Fetches one file, resuming where an earlier attempt stopped.
 
-Knows HTTP and its ranges; it knows no models and no cache layout.
+huggingface_hub's own download begins anew after a failure, Ctrl-C or an answer 500. Knows HTTP and
+its ranges; it knows no models and no cache layout.
 """
 
 from __future__ import annotations
@@ -17,18 +18,23 @@ from huggingface_hub import get_session
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
 
-from edgespec.hub.listing import SHA256_DIGITS, TIMEOUT_S
-from edgespec.hub.translated_errors import HubFailure
+from edgespec.errors import FetchError
 
+TIMEOUT_S = 20.0
 MAX_FAILURES = 5
 """Consecutive failures without progress before giving up."""
 PAUSE_S = 1.0
 """Seconds to wait after the first failure, doubled after each consecutive one."""
+_PASSING = {408, 429, *range(500, 600)}
+"""Answers after which a retry may succeed."""
 
 
-def _passes(error: HfHubHTTPError) -> bool:
-    """True if a retry may succeed."""
-    return error.response.status_code in {408, 429, *range(500, 600)}
+class HubFailure(FetchError):
+    """The newest files could not be fetched; `reason` is the message without the advice."""
+
+    def __init__(self, reason: str, advice: str) -> None:
+        super().__init__(f"{reason}: {advice}")
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +70,20 @@ class Download:
         with self.partial.open("ab", buffering=0) as file:
             if file.tell() > self.size_bytes:
                 file.truncate(0)
-            failures = 0
-            while file.tell() < self.size_bytes:
+            failures, before = 0, -1
+            while before < file.tell() < self.size_bytes:
                 before = file.tell()
                 try:
                     self._append(file, report)
-                    if file.tell() == before:
-                        break
                 except (httpx2.TransportError, HfHubHTTPError) as error:
-                    if isinstance(error, HfHubHTTPError) and not _passes(error):
-                        raise
                     failures = 0 if file.tell() > before else failures + 1
-                    if failures > MAX_FAILURES:
+                    is_final = isinstance(error, HfHubHTTPError) and (
+                        error.response.status_code not in _PASSING
+                    )
+                    if is_final or failures > MAX_FAILURES:
                         raise
                     pause(PAUSE_S * 2 ** max(0, failures - 1))
+                    before = -1
         self._check()
         self.partial.replace(self.destination)
 
@@ -101,12 +107,11 @@ class Download:
     def _check(self) -> None:
         """Raise HubFailure for a wrong checksum: the file may have changed between two requests."""
         expected = self.destination.name
+        digest = hashlib.sha256()
+        if len(expected) != 2 * digest.digest_size:
+            digest = hashlib.sha1(b"blob %d\0" % self.size_bytes, usedforsecurity=False)
         with self.partial.open("rb") as file:
-            if len(expected) == SHA256_DIGITS:
-                digits = hashlib.file_digest(file, "sha256").hexdigest()
-            else:
-                blob = hashlib.sha1(b"blob %d\0" % self.size_bytes, usedforsecurity=False)
-                digits = hashlib.file_digest(file, lambda: blob).hexdigest()
+            digits = hashlib.file_digest(file, lambda: digest).hexdigest()
         if digits != expected:
             self.partial.unlink()
             raise HubFailure(

@@ -1,28 +1,43 @@
 """Fetches a model from the hub, or finds it in the cache when the hub does not serve.
 
 The cache is huggingface_hub's own, which other programs share: HF_HOME, HF_TOKEN, HF_ENDPOINT and
-HF_HUB_OFFLINE mean what they mean to all its tools.
+HF_HUB_OFFLINE mean what they mean to all its tools. A hub may be hostile, or the server may not be
+a hub, and names and checksums become paths on disk.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from huggingface_hub import constants, get_token, hf_hub_url
+import httpx2
+from huggingface_hub import HfApi, constants, get_session, get_token, hf_hub_url
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.hf_api import RepoSibling
 
-from edgespec.errors import FetchError, ModelError
-from edgespec.hub import listing
-from edgespec.hub.choice import choose
-from edgespec.hub.download import Download
-from edgespec.hub.files import HubFile, HubModel
+from edgespec.errors import EdgespecError, FetchError, ModelError, UsageError
+from edgespec.hub.choice import HubFile, HubModel, choose
+from edgespec.hub.download import TIMEOUT_S, Download, HubFailure
 from edgespec.hub.repository_cache import RepositoryCache
-from edgespec.hub.translated_errors import HubFailure, translated_errors
 from edgespec.ports import Progress
 from edgespec.settings.hub_reference import HubReference
 from edgespec.settings.units import format_size
+
+MAX_NAME_LENGTH = 1024
+"""Longest accepted path of a file in a repository."""
+_ABOUT_CONNECTIONS = {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR"}
+_SHA1_DIGITS, _SHA256_DIGITS = 40, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +68,7 @@ class Hub:
         if self.offline:
             return self._from_cache(reference, "HF_HUB_OFFLINE is set")
         try:
-            with translated_errors(reference, self.endpoint, self.cache):
+            with self._translated_errors(reference):
                 return self._newest(reference, progress)
         except HubFailure as failure:
             try:
@@ -62,18 +77,19 @@ class Hub:
                 raise failure from failure.__cause__
 
     def _newest(self, reference: HubReference, progress: Progress | None) -> Fetched:
-        listed = listing.ask(self.endpoint, self.token, reference.repo)
-        model = choose(reference, listed.files)
-        cache = RepositoryCache(self.cache, reference.repo)
+        repo = reference.repo
+        commit, files = self._listed(repo)
+        model, cache = choose(reference, files), RepositoryCache(self.cache, repo)
+        for file in model.files:
+            if not file.digits:
+                raise self._unsure(f"checksum of {file.name}")
         downloads = [
             Download(
                 name=file.name,
-                url=hf_hub_url(
-                    reference.repo, file.name, revision=listed.commit, endpoint=self.endpoint
-                ),
+                url=hf_hub_url(repo, file.name, revision=commit, endpoint=self.endpoint),
                 headers={"Authorization": f"Bearer {self.token}"} if self.token else {},
                 size_bytes=file.size_bytes,
-                destination=cache.blob(listed.checksum(file.name)),
+                destination=cache.blob(file.digits),
             )
             for file in model.files
         ]
@@ -91,14 +107,59 @@ class Hub:
             with cache.locked(one.destination.name, waiting):
                 if not one.destination.exists():
                     one.run(report)
-        paths = [cache.place(listed.commit, one.name, one.destination.name) for one in downloads]
-        cache.set_newest(listed.commit)
+        paths = [cache.place(commit, one.name, one.destination.name) for one in downloads]
+        cache.set_newest(commit)
         return Fetched(paths[0], model)
 
+    def _listed(self, repo: str) -> tuple[str, list[HubFile]]:
+        """The newest commit of a repository and its files, without names that lead out of it.
+
+        Raises HubFailure for an invalid answer and for an environment without a way to the hub, and
+        huggingface_hub's errors.
+        """
+        self._check_environment()
+        try:
+            api = HfApi(endpoint=self.endpoint, token=self.token)
+            info = api.model_info(repo, files_metadata=True, timeout=TIMEOUT_S)
+        except HFValidationError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise HubFailure(
+                f"{self.endpoint} answered for {repo} with something that is not a listing of a "
+                "model",
+                "open it in a browser: the network may require a login",
+            ) from error
+        commit = _hexadecimal(info.sha, _SHA1_DIGITS)
+        if not commit:
+            raise self._unsure(f"commit of {repo}, which has {_SHA1_DIGITS}")
+        return commit, [_file(one) for one in info.siblings or () if _is_inside(one.rfilename)]
+
+    def _unsure(self, what: str) -> HubFailure:
+        return HubFailure(
+            f"{self.endpoint} gave no hexadecimal digits as the {what}",
+            "nothing was fetched, since it could not be checked",
+        )
+
+    def _check_environment(self) -> None:
+        if not self.endpoint.startswith(("http://", "https://")):
+            raise HubFailure(
+                f"HF_ENDPOINT is {self.endpoint}, which is no address",
+                "let it begin with https:// or http://",
+            )
+        if self.token and not self.token.isascii():
+            raise HubFailure(
+                "the token has letters that no token has", "set HF_TOKEN, or log in, once more"
+            )
+        try:
+            get_session()
+        except (ImportError, OSError, ValueError) as error:
+            given = ", ".join(name for name in os.environ if name.upper() in _ABOUT_CONNECTIONS)
+            raise HubFailure(
+                f"the environment lets no connection be made ({error})", f"change or unset {given}"
+            ) from error
+
     def _check_room(self, reference: HubReference, n_bytes: int) -> None:
-        folder = self.cache
-        while not folder.exists():
-            folder = folder.parent
+        folder = next(one for one in (self.cache, *self.cache.parents) if one.exists())
         free_bytes = shutil.disk_usage(folder).free
         if n_bytes > free_bytes:
             raise HubFailure(
@@ -118,3 +179,61 @@ class Hub:
         model = choose(reference, [HubFile(name, p.stat().st_size) for name, p in paths.items()])
         note = f"{reference}: {reason}; the model in the cache is used"
         return Fetched(paths[model.files[0].name], model, (note,))
+
+    @contextmanager
+    def _translated_errors(self, reference: HubReference) -> Iterator[None]:
+        """Translate errors of the hub, the transport and the disk: raises HubFailure, or UsageError
+        for an invalid name."""
+        repo = reference.repo
+        try:
+            yield
+        except EdgespecError:
+            raise
+        except HFValidationError as error:
+            raise UsageError(f"{repo!r} is not the name of a repository: {error}") from error
+        except GatedRepoError as error:
+            page = f"{self.endpoint}/{repo}"
+            advice = f"accept its terms at {page} and set HF_TOKEN to a token of that account"
+            raise HubFailure(f"{repo} is gated", advice) from error
+        except RepositoryNotFoundError as error:
+            raise HubFailure(
+                f"{self.endpoint} has no model {repo}, or it is private",
+                "check the name, and set HF_TOKEN for a private model",
+            ) from error
+        except HfHubHTTPError as error:
+            raise HubFailure(
+                f"{self.endpoint} answered {error.response.status_code} for {repo}",
+                "try again later; the part that was fetched is kept",
+            ) from error
+        except httpx2.HTTPError as error:
+            raise HubFailure(
+                f"the connection to {self.endpoint} failed ({str(error) or type(error).__name__})",
+                "run the command again when you are online, it resumes where it stopped",
+            ) from error
+        except OSError as error:
+            raise HubFailure(
+                f"{reference} cannot be stored in {self.cache} ({error.strerror or error})",
+                "free some space, or let HF_HOME name another folder, and run the command again",
+            ) from error
+
+
+def _is_inside(name: object) -> bool:
+    """True if `name` is a relative path that stays inside a folder on every system."""
+    if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH or not name.isprintable():
+        return False
+    path = PurePosixPath(name)
+    is_plain = str(path) == name and not {"\\", ":"} & set(name)
+    return is_plain and not path.is_absolute() and ".." not in path.parts
+
+
+def _file(listed: RepoSibling) -> HubFile:
+    size = listed.size if isinstance(listed.size, int) and listed.size > 0 else 0
+    digits = listed.lfs.sha256 if listed.lfs else listed.blob_id
+    n_digits = _SHA256_DIGITS if listed.lfs else _SHA1_DIGITS
+    return HubFile(listed.rfilename, size, _hexadecimal(digits, n_digits))
+
+
+def _hexadecimal(answered: object, n_digits: int) -> str:
+    """The digits in lower case; empty if they are not as many hexadecimal ones."""
+    digits = str(answered).lower()
+    return digits if re.fullmatch(rf"[0-9a-f]{{{n_digits}}}", digits, re.ASCII) else ""

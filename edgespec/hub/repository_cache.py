@@ -17,11 +17,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
+from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
 from edgespec.files.unfinished import unfinished_file
 from edgespec.hub import choice
-from edgespec.hub.files import HubFile, HubModel
+from edgespec.hub.choice import HubFile, HubModel
 from edgespec.settings.hub_reference import HubReference
 
 BRANCH = "main"
@@ -37,12 +38,8 @@ class RepositoryCache:
     repo: str
 
     @property
-    def _name(self) -> str:
-        return f"models--{self.repo.replace('/', '--')}"
-
-    @property
     def folder(self) -> Path:
-        return self.cache / self._name
+        return self.cache / f"models--{self.repo.replace('/', '--')}"
 
     def blob(self, digits: str) -> Path:
         """Path of the blob with this checksum."""
@@ -54,17 +51,15 @@ class RepositoryCache:
 
         `waiting` is called every POLL_S while another process holds the lock.
         """
-        path = self.cache / ".locks" / self._name / f"{digits}.lock"
+        path = self.cache / ".locks" / self.folder.name / f"{digits}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path, timeout=POLL_S, mode=0o664)
         with ExitStack() as held:
-            while not lock.is_locked:
+            while True:
                 try:
-                    held.enter_context(lock)
+                    held.enter_context(WeakFileLock(path, timeout=POLL_S))
+                    break
                 except Timeout:
                     waiting()
-                except NotImplementedError:  # a file system without locks
-                    break
             yield
 
     def place(self, commit: str, name: str, digits: str) -> Path:

@@ -3,8 +3,7 @@
 import pytest
 
 from edgespec.errors import ModelError, UsageError
-from edgespec.hub.choice import choose
-from edgespec.hub.files import HubFile
+from edgespec.hub.choice import HubFile, choose
 from edgespec.settings import hub_reference
 from edgespec.settings.hub_reference import HubReference
 
