@@ -21,7 +21,7 @@ from edgespec.batch.lines import (
     parse_line,
     request_key,
 )
-from edgespec.completions.protocols.dialect import Reply, chat_dialect, text_dialect
+from edgespec.completions.protocols.dialect import chat_dialect, text_dialect
 from edgespec.completions.protocols.message_replies import messages_dialect
 from edgespec.completions.protocols.response_replies import StoredResponses, responses_dialect
 from edgespec.completions.refusals import refusal_of
@@ -54,8 +54,8 @@ class BatchCounts:
     """Requests answered by earlier runs with an error."""
 
 
-Start = Callable[[BatchRequest], tuple[Completion, Reply]]
-"""Starts the completion of a request, and says how its answer is formatted."""
+Start = Callable[[BatchRequest], Completion]
+"""Starts the completion of a request."""
 
 
 def starting(completions: Completions) -> Start:
@@ -67,9 +67,8 @@ def starting(completions: Completions) -> Start:
         "/v1/messages": messages_dialect(completions),
     }
 
-    def start(request: BatchRequest) -> tuple[Completion, Reply]:
-        asked = dialects[request.url](request.body)
-        return asked.start(), asked.reply
+    def start(request: BatchRequest) -> Completion:
+        return dialects[request.url](request.body).begin()
 
     return start
 
@@ -226,10 +225,10 @@ class BatchRun:
     def _respond(self, request: BatchRequest) -> tuple[int, bytes]:
         try:
             with self._preparing:
-                completion, reply = self._start(request)
-            with self._holding(-(-completion.pool_bytes // MIB)), completion:
+                completion = self._start(request)
+            with self._holding(-(-completion.delivery.pool_bytes // MIB)), completion:
                 self._check_going()  # `cancel` may have come before it began
-                body = reply.whole(completion.whole(), completion)
+                body = completion.whole()
                 if completion.is_cut:
                     raise Cancelled("the batch was stopped")
                 return 200, answer_line(request.custom_id, 200, body)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.completions import answers, request_limits
-from edgespec.completions.answers import Envelope
+from edgespec.completions.answers import ChatReply, Envelope, TextReply
 from edgespec.completions.filling import FillingIn
 from edgespec.completions.reasoned import ReasonedAnswers, Wrap
 from edgespec.completions.request_grammars import grammar_of, grammar_of_chat
@@ -27,11 +27,11 @@ from edgespec.completions.requests import (
     check_tokens,
 )
 from edgespec.completions.running_request import (
-    ChatCompletion,
     ChoiceSource,
+    Completion,
     Delivery,
     OnResult,
-    TextCompletion,
+    Reply,
 )
 from edgespec.completions.writing import MessageWriter
 from edgespec.errors import ContextOverflow, EdgespecError, ModelError
@@ -155,8 +155,12 @@ class Completions:
             return error.message
         return None
 
-    def chat(self, request: ChatRequest, client: str = "") -> ChatCompletion:
-        """Start the answer to a conversation; texts of a `client` stay apart from those of others.
+    def chat(
+        self, request: ChatRequest, reply: Reply | None = None, client: str = ""
+    ) -> Completion:
+        """Start the answer to a conversation, which `reply` formats; None: as OpenAI's.
+
+        Texts of a `client` stay apart from those of others.
 
         Raises UsageError and ModelError.
         """
@@ -167,9 +171,10 @@ class Completions:
         kept_bytes = 0
         if tools or not request.stream:  # text that may be a tool call is held back
             kept_bytes = self._kept_bytes(request, [tokens])
-        return ChatCompletion(
+        return Completion(
             self._sources(request, [tokens], client, grammar, wrap),
             self._delivery(request, "chat.completion", "chatcmpl", grammar, kept_bytes),
+            reply or ChatReply(),
             partial(MessageWriter, prompt, _parameters(tools)),
         )
 
@@ -211,12 +216,9 @@ class Completions:
         return prompt.closed()
 
     def text(
-        self,
-        request: CompletionRequest,
-        client: str = "",
-        kind: type[TextCompletion] = TextCompletion,
-    ) -> TextCompletion:
-        """Start the completion of prompts, whose choices `kind` forms. Raises UsageError."""
+        self, request: CompletionRequest, reply: Reply | None = None, client: str = ""
+    ) -> Completion:
+        """Start the completion of prompts. Raises UsageError."""
         params = [f"prompt.{place}" for place in range(len(request.prompt))]
         if len(params) == 1:
             params = ["prompt"]
@@ -226,9 +228,10 @@ class Completions:
         ]
         grammar = grammar_of(request.response_format)
         kept_bytes = 0 if request.stream else self._kept_bytes(request, prompts)
-        return kind(
+        return Completion(
             self._sources(request, prompts, client, grammar),
             self._delivery(request, "text_completion", "cmpl", grammar, kept_bytes),
+            reply or TextReply(),
         )
 
     def _encoded(

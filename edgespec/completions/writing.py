@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from typing import Any
 
 from edgespec.chat.call_marks import BLOCKS
@@ -33,9 +32,7 @@ class MessageWriter:
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
         self.parts: list[AnswerPart] = []
-        self.new_splitter = partial(ReasoningSplitter, None) if prompt is None else prompt.splitter
-        """Returns a splitter of reasoning for the beginning of the text."""
-        self._reasoning = self.new_splitter()
+        self._reasoning = ReasoningSplitter(None) if prompt is None else prompt.splitter()
         self._tools = tools
         self._template = prompt.template if prompt else ""
         self._calls = CallSplitter(tools, self._template) if tools else None
@@ -89,6 +86,10 @@ class MessageWriter:
         splitter.push(text)
         splitter.finish()
         return [change for call in splitter.calls for change in self._begin_call(call)]
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self._reasoning.is_reasoning
 
     @property
     def has_calls(self) -> bool:

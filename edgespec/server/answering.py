@@ -12,13 +12,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from edgespec.completions.decoding import decoded
-from edgespec.completions.protocols.dialect import Asked, is_last
+from edgespec.completions.protocols.dialect import Asked
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.protocols.request_parts import leaving_out
 from edgespec.completions.refusals import Refusal
@@ -116,10 +115,8 @@ class Answers:
                     # refuse an invalid request now, before it waits for its turn
                     one.first = [await one.prepare()]
                     if not one.first[0][0].streams:
-                        asked, completion = await one.begin()
-                        answer = await in_thread(completion.whole, completion.cancel)
-                        _check_end(completion)
-                        whole = asked.reply.whole(answer, completion)
+                        _, completion = await one.begin()
+                        whole = await in_thread(completion.whole, completion.cancel)
                         return JSONResponse(whole, headers=loading_time(wanted.model, is_ready))
             one.stack = rest = stack.pop_all()
         keep_closing = partial(self._keep_closing, request)
@@ -160,7 +157,7 @@ class _OneAnswer:
         """Text for a stream in silence: the protocol's own event once the turn has come, which
         some clients count as no comment is, or a comment."""
         told = self.asked.waiting() if self.asked else ()
-        return "".join(self._door.event(one.content, one.name) for one in told) or COMMENT
+        return "".join(map(self._door.told, told)) or COMMENT
 
     async def prepare(self) -> Preparation:
         """The validated request and its completion, not started; one at a time, to limit memory."""
@@ -172,7 +169,7 @@ class _OneAnswer:
             try:
                 with leaving_out(self._request.state.left_out):
                     asked = dialect(decoded(self._body))
-                return asked, asked.start(self._request.state.client)
+                return asked, asked.begin(self._request.state.client)
             except Exception as error:  # noqa: BLE001 - its traceback would keep the request alive
                 return detached(shared.failures.refusal_of(error, self._request))
 
@@ -198,8 +195,8 @@ class _OneAnswer:
         assert self.served is not None
         turns, max_s, stack = self.served.turns, self._shared.max_s, self.stack
         asked, completion = self.first.pop() if self.first else await self.prepare()
-        turn = turns.turn(completion.pool_bytes)
-        if turns.is_busy(completion.pool_bytes):
+        turn = turns.turn(completion.delivery.pool_bytes)
+        if turns.is_busy(completion.delivery.pool_bytes):
             completion.close()
             del asked, completion
             await stack.enter_async_context(turn)
@@ -223,13 +220,12 @@ class _OneAnswer:
                         yield comment
             asked, completion = await self.begin()
             self.asked = asked
-            stream: InThread[Any] = InThread(asked.reply.stream(completion))
-            running = await self.stack.enter_async_context(stream)
-            async for chunk in _complete_chunks(running, completion):
-                for one in asked.reply.chunk(chunk, completion):
-                    yield door.event(one.content, one.name)
+            running = await self.stack.enter_async_context(InThread(completion.steps()))
+            async for step in running:
+                for one in asked.reply.step(step, completion):
+                    yield door.told(one)
             for one in asked.reply.end(completion):
-                yield door.event(one.content, one.name)
+                yield door.told(one)
         except Exception as error:  # noqa: BLE001 - the status is sent, so the error is an event
             refusal = self._shared.failures.refusal_of(error, request)
             if self.asked is None:
@@ -237,7 +233,7 @@ class _OneAnswer:
                 yield door.event(error_body(door.path, refusal, request.state.request_id), name)
             else:
                 for one in self.asked.reply.failed(refusal, request.state.request_id):
-                    yield door.event(one.content, one.name)
+                    yield door.told(one)
         except (asyncio.CancelledError, GeneratorExit):
             self._shared.figures.cancelled += 1
             request.state.is_gone = True
@@ -293,22 +289,3 @@ async def _while_connected(request: Request) -> AsyncIterator[None]:
         if not block.expired():
             raise
         raise ClientDisconnect from None
-
-
-def _check_end(completion: Completion) -> None:
-    """Raise Cancelled if the server cut the text short.
-
-    OpenAI's protocol has no finish reason for it, and clients must not take the text as complete.
-    """
-    if completion.is_cut:
-        raise Cancelled("the server is shutting down")
-
-
-async def _complete_chunks(
-    chunks: AsyncIterator[Any], completion: Completion
-) -> AsyncIterator[Any]:
-    """The chunks of a stream. Raises Cancelled instead of the last one if it was cut short."""
-    async for chunk in chunks:
-        if is_last(chunk):
-            _check_end(completion)
-        yield chunk

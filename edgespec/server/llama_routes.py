@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from math import isfinite
 from typing import Any
 
 from edgespec import extras
 from edgespec.completions import answers
-from edgespec.completions.answers import Answer
+from edgespec.completions.answers import Answer, TextReply
 from edgespec.completions.filling import FillingIn
-from edgespec.completions.protocols.answer_parts import Told
-from edgespec.completions.protocols.dialect import Asked, Dialect, Event, SameReply
+from edgespec.completions.protocols.answer_parts import Step
+from edgespec.completions.protocols.dialect import Asked, Dialect
 from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
-from edgespec.completions.running_request import Completion, TextCompletion
+from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
 from edgespec.settings.parsing import MAX_BIAS
 from edgespec.values import TokenEvent
@@ -52,7 +53,7 @@ def llama_dialect(completions: Completions, fills: bool = False) -> Dialect:
         }
         return Asked(
             request.stream,
-            partial(completions.text, request, kind=LlamaCompletion),
+            partial(completions.text, request),
             LlamaReply(
                 {"model": completions.model, "generation_settings": settings},
                 bool(fields.get("return_tokens")),
@@ -120,33 +121,54 @@ def _listed(fields: Mapping[str, Any], name: str, kind: type) -> list[Any]:
     return found
 
 
-class LlamaCompletion(TextCompletion):
-    """A running completion whose choices have the form of llama.cpp's server."""
+class LlamaReply(TextReply):
+    """Formats the answer to one request."""
 
-    def _whole_choice(self, events: Sequence[TokenEvent]) -> Answer:
-        return self._native(super()._whole_choice(events), events)
+    def __init__(self, added: Answer, returns_tokens: bool, chosen: Sequence[str]) -> None:
+        """`added` is part of every text's end. Of a whole answer, fields that are `chosen` are
+        told, or all."""
+        self._added = added
+        self._returns_tokens = returns_tokens
+        self._chosen = chosen
 
-    def _part(self, told: Told) -> Answer | None:
-        choice = super()._part(told)
-        return choice and self._native(choice, told.events)
+    def choice(self, completion: Completion, logged: Sequence[TokenEvent]) -> Answer:
+        result = completion.result
+        tokens = {"tokens": [*result.tokens] if self._returns_tokens else []}
+        return self._text(result.text, True, logged, completion) | tokens
 
-    def _native(self, choice: Answer, events: Sequence[TokenEvent]) -> Answer:
-        reason = choice["finish_reason"]
-        native: Answer = {
-            "content": choice["text"],
+    def whole(self, choices: Sequence[Answer], completion: Completion) -> Any:
+        if self._chosen:
+            choices = [{path: _at(path, text) for path in self._chosen} for text in choices]
+        return choices[0] if len(choices) == 1 else choices
+
+    def step(self, step: Step, completion: Completion) -> Iterable[Answer]:
+        text, is_last = step.change.text if step.change else "", step.finish_reason is not None
+        if text or is_last or step.progress:
+            for index in step.indices:
+                told = self._text(text, is_last, step.events, completion)
+                progress = {"prompt_progress": asdict(step.progress)} if step.progress else {}
+                yield {"index": index} | told | progress
+
+    def end(self, completion: Completion) -> Iterable[Answer]:
+        return ()
+
+    def _text(
+        self, text: str, is_last: bool, events: Sequence[TokenEvent], completion: Completion
+    ) -> Answer:
+        told: Answer = {
+            "content": text,
             "tokens": [event.token for event in events],
-            "stop": reason is not None,
+            "stop": is_last,
             "id_slot": 0,
-            "tokens_evaluated": self.n_prompt_tokens,
-            "finish_reason": reason,
+            "tokens_evaluated": completion.source.n_prompt_tokens,
         }
-        if logged := answers.chat_logprobs(events, self._piece_of):
-            native["completion_probabilities"] = logged["content"]
-        return native if reason is None else native | self._ended()
+        if logged := answers.chat_logprobs(events, completion.delivery.piece_of):
+            told["completion_probabilities"] = logged["content"]
+        return told | self._ended(completion) if is_last else told
 
-    def _ended(self) -> Answer:
-        result = self.result
-        prompt = b"".join(map(self._piece_of, result.prompt_tokens))
+    def _ended(self, completion: Completion) -> Answer:
+        result = completion.result
+        prompt = b"".join(map(completion.delivery.piece_of, result.prompt_tokens))
         stop = "word" if result.stopped_by is not None else _STOPS[result.finish_reason]
         return {
             "stop_type": stop,
@@ -157,37 +179,8 @@ class LlamaCompletion(TextCompletion):
             "tokens_predicted": len(result.tokens),
             "tokens_cached": len(result.prompt_tokens) + len(result.tokens),
             "timings": answers.timings(result),
-            "written": result.tokens,
+            **self._added,
         }
-
-
-class LlamaReply(SameReply):
-    """Formats the answer to one request."""
-
-    def __init__(self, added: Answer, returns_tokens: bool, chosen: Sequence[str]) -> None:
-        """`added` is part of every text's end. Of a whole answer, fields that are `chosen` are
-        told, or all."""
-        self._added = added
-        self._returns_tokens = returns_tokens
-        self._chosen = chosen
-
-    def whole(self, answer: Answer, completion: Completion) -> Any:
-        texts = [self._text(choice) for choice in answer["choices"]]
-        if self._chosen:
-            texts = [{path: _at(path, text) for path in self._chosen} for text in texts]
-        return texts[0] if len(texts) == 1 else texts
-
-    def chunk(self, told: Answer, completion: Completion) -> Iterable[Event]:
-        for choice in told["choices"]:
-            yield Event(self._text(choice, streams=True))
-
-    def _text(self, choice: Answer, streams: bool = False) -> Answer:
-        written = choice.pop("written", ())
-        if not choice.pop("finish_reason"):
-            return choice
-        if not streams:
-            choice["tokens"] = [*written] if self._returns_tokens else []
-        return choice | self._added
 
 
 def _at(path: str, found: Any) -> Any:

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from edgespec.completions.answers import Answer
-from edgespec.completions.protocols.answer_parts import Told, message_of
-from edgespec.completions.protocols.dialect import Asked, Dialect, Event, ToldParts
+from edgespec.completions.protocols.answer_parts import Step, message_of
+from edgespec.completions.protocols.dialect import Asked, Dialect
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.refusals import Refusal
 from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
 from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
 from edgespec.server.llama_routes import as_fields
+from edgespec.values import TokenEvent
 
 _OPTIONS = {
     *("temperature", "top_k", "top_p", "min_p", "seed", "stop", "repeat_penalty"),
@@ -95,25 +96,25 @@ class OllamaReply:
         self._model = model
         self._chats = chats
 
-    def whole(self, answer: Answer, completion: Completion) -> Answer:
+    def choice(self, completion: Completion, logged: Sequence[TokenEvent]) -> Answer:
+        return {}
+
+    def whole(self, choices: Sequence[Answer], completion: Completion) -> Answer:
         return self._last(message_of(completion.parts), completion)
 
-    def stream(self, completion: Completion) -> ToldParts:
-        return ToldParts(completion)
-
-    def chunk(self, told: Told, completion: Completion) -> Iterable[Event]:
-        if (change := told.change) is not None and change.part.kind == "call":
+    def step(self, step: Step, completion: Completion) -> Iterable[Answer]:
+        if (change := step.change) is not None and change.part.kind == "call":
             if change.kind == "ends":
-                yield Event(self._line(message_of([change.part])))
+                yield self._line(message_of([change.part]))
         elif change is not None and change.text:
             name = "reasoning_content" if change.part.kind == "reasoning" else "content"
-            yield Event(self._line({name: change.text}))
+            yield self._line({name: change.text})
 
-    def end(self, completion: Completion) -> Iterable[Event]:
-        yield Event(self._last({}, completion))
+    def end(self, completion: Completion) -> Iterable[Answer]:
+        yield self._last({}, completion)
 
-    def failed(self, refusal: Refusal, request_id: str) -> Iterable[Event]:
-        yield Event(ollama_error(refusal, request_id))
+    def failed(self, refusal: Refusal, request_id: str) -> Iterable[Answer]:
+        yield ollama_error(refusal, request_id)
 
     def _line(self, message: Mapping[str, Any], is_last: bool = False) -> Answer:
         content: Answer = {"content": message.get("content") or ""}

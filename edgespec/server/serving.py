@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
-from edgespec.completions.answers import fingerprint
+from edgespec.completions.answers import Answer, fingerprint
 from edgespec.completions.protocols.dialect import (
     Dialect,
     chat_dialect,
@@ -20,6 +20,7 @@ from edgespec.completions.protocols.response_replies import (
 )
 from edgespec.completions.running_request import OnResult
 from edgespec.completions.service import Completions
+from edgespec.errors import Cancelled
 from edgespec.server.llama_routes import llama_dialect
 from edgespec.server.ollama_routes import line, ollama_dialect
 from edgespec.server.queueing import Queue, Turns
@@ -54,6 +55,10 @@ class Door:
     """Text behind the last event of a stream."""
     event: Callable[[Any, str | None], str] = event
     """A part of a stream with an object, and the name of its kind."""
+
+    def told(self, content: Answer) -> str:
+        """A part of a stream with an object, which has the name of its kind."""
+        return self.event(content, content["type"] if self.names_events else None)
 
     @property
     def has_events(self) -> bool:
@@ -107,6 +112,7 @@ class ServedText:
             n_at_once=partial(queue.n_for_each, turns),
             writes_ahead=True,
             reasoning_budget=limits.reasoning_tokens,
+            check_open=_refuse_cut,
         )
         self.dialects = {door.path: door.dialect(self.completions, stored) for door in DOORS}
         """The protocols of the routes, answered by this model, by path."""
@@ -119,6 +125,11 @@ class ServedText:
             "sampling": self.completions.sampling,
             "chat": self.completions.chat_refusal is None,
         }
+
+
+def _refuse_cut() -> NoReturn:
+    """Raise Cancelled for a text cut short: clients must not take it as complete."""
+    raise Cancelled("the server is shutting down")
 
 
 class ServedVectors:

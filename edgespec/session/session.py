@@ -43,7 +43,7 @@ from edgespec.values import GenerationResult, MemoryStats, ModelInfo, PagingStat
 
 if TYPE_CHECKING:
     from edgespec.completions.requests import Prompts
-    from edgespec.completions.running_request import ChatCompletion, TextCompletion
+    from edgespec.completions.running_request import Completion
     from edgespec.completions.service import Completions
     from edgespec.grammar.matcher import GrammarCompiler
 
@@ -349,11 +349,11 @@ class Session(InOneProcess):
     @overload
     def create_chat_completion(
         self, messages: Sequence[Message], stream: Literal[True], **fields: Any
-    ) -> ChatCompletion: ...
+    ) -> Completion: ...
 
     def create_chat_completion(
         self, messages: Sequence[Message], stream: bool = False, **fields: Any
-    ) -> dict[str, Any] | ChatCompletion:
+    ) -> dict[str, Any] | Completion:
         """OpenAI's `chat.completions.create`, and llama-cpp-python's method of this name.
 
         Returns a dictionary in OpenAI's format; with `stream` an iterator of chunks, which can be
@@ -374,11 +374,11 @@ class Session(InOneProcess):
     @overload
     def create_completion(
         self, prompt: Prompts, stream: Literal[True], **fields: Any
-    ) -> TextCompletion: ...
+    ) -> Completion: ...
 
     def create_completion(
         self, prompt: Prompts, stream: bool = False, **fields: Any
-    ) -> dict[str, Any] | TextCompletion:
+    ) -> dict[str, Any] | Completion:
         """OpenAI's `completions.create`: continues texts; otherwise as `create_chat_completion`.
 
         Several prompts, and `n` completions of each, are choices of one answer: completion j of

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from edgespec.completions import answers
-from edgespec.completions.answers import Envelope
-from edgespec.completions.running_request import ChoiceSource, Completion, Delivery, TextCompletion
+from edgespec.completions.answers import Envelope, TextReply
+from edgespec.completions.running_request import ChoiceSource, Completion, Delivery
 from edgespec.values import GenerationResult, SpeculationStats, Timings, TokenEvent
 
 TYPICAL = SpeculationStats(acceptance="typical", keeps="neither")
@@ -30,7 +30,7 @@ class OneWord:
 def completion(speculation: SpeculationStats) -> Completion:
     source = ChoiceSource(lambda: OneWord(speculation))
     envelope = Envelope("text_completion", "id", 0, "fake")
-    return TextCompletion([source], Delivery(envelope, lambda _: b"a"))
+    return Completion([source], Delivery(envelope, lambda _: b"a"), TextReply())
 
 
 @pytest.mark.parametrize("keeps", ["neither", "distribution"])

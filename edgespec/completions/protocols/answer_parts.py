@@ -6,10 +6,10 @@ Knows no protocol; each formats the changes of parts in its own way.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from edgespec.values import TokenEvent
+from edgespec.values import PromptProgress, TokenEvent
 
 Kind = Literal["reasoning", "text", "call"]
 
@@ -44,17 +44,30 @@ class Change:
     part: AnswerPart
     text: str = ""
 
+    @property
+    def is_told(self) -> bool:
+        """True if a chat completion has a delta of it: texts only grow."""
+        return self.kind == "grows" or (self.kind == "begins" and self.part.kind == "call")
+
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A step of a stream: a change, or the end and its reason, and the tokens that led to
-    it."""
+class Step:
+    """A step of a stream: the beginning of a text, a change of its parts, or its end with the
+    reason."""
 
+    indices: Sequence[int]
+    """Indices of the choices that have the text."""
     change: Change | None = None
     finish_reason: str | None = None
-    logprobs: Sequence[Any] = ()
-    """Log probabilities of the tokens, as in a chat completion."""
     events: Sequence[TokenEvent] = ()
+    """The tokens that led to it."""
+    progress: PromptProgress | None = None
+    """How much of the prompt has been read, if that is all that is told."""
+
+    @property
+    def begins(self) -> bool:
+        """True for the first step of a text."""
+        return (self.change, self.finish_reason, self.progress) == (None, None, None)
 
 
 def message_of(parts: Sequence[AnswerPart]) -> dict[str, Any]:
@@ -76,13 +89,11 @@ def message_of(parts: Sequence[AnswerPart]) -> dict[str, Any]:
 def delta_of(change: Change) -> dict[str, Any] | None:
     """The change as OpenAI's delta; None if it has none."""
     part = change.part
-    if part.kind == "call":
-        index = {"index": part.n_calls_before}
-        if change.kind == "begins":
-            begun = AnswerPart("call", 0, change.text, part.call_id, part.name)
-            return {"tool_calls": [index | begun.as_call()]}
-        if change.kind == "grows":
-            return {"tool_calls": [index | {"function": {"arguments": change.text}}]}
-    elif change.kind == "grows":
+    if not change.is_told:
+        return None
+    if part.kind != "call":
         return {"reasoning_content" if part.kind == "reasoning" else "content": change.text}
-    return None
+    call: dict[str, Any] = {"function": {"arguments": change.text}}
+    if change.kind == "begins":
+        call = replace(part, text=change.text).as_call()
+    return {"tool_calls": [{"index": part.n_calls_before} | call]}

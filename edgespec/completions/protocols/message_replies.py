@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from edgespec.completions.answers import Answer, Usage
-from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Told
-from edgespec.completions.protocols.dialect import Asked, Dialect, Event, ToldParts
+from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Step
+from edgespec.completions.protocols.dialect import Asked, Dialect
 from edgespec.completions.protocols.message_requests import MessagesRequest
 from edgespec.completions.refusals import Refusal
 from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
+from edgespec.values import TokenEvent
 
 _KINDS = {
     400: "invalid_request_error",
@@ -27,6 +29,11 @@ _KINDS = {
     415: "invalid_request_error",
     503: "overloaded_error",
 }
+_DELTAS = {
+    "reasoning": ("thinking_delta", "thinking"),
+    "text": ("text_delta", "text"),
+    "call": ("input_json_delta", "partial_json"),
+}
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -35,9 +42,8 @@ def messages_dialect(completions: Completions) -> Dialect:
 
     def read(content: object) -> Asked:
         request = MessagesRequest.parse(content)
-        chat = request.chat_request()
-        reply = MessagesReply(completions.model)
-        return Asked(request.stream, partial(completions.chat, chat), reply)
+        start = partial(completions.chat, request.chat_request())
+        return Asked(request.stream, start, MessagesReply(completions.model))
 
     return read
 
@@ -51,77 +57,60 @@ def messages_error(refusal: Refusal, request_id: str) -> Answer:
 class MessagesReply:
     """Formats the answer to one request."""
 
-    def __init__(
-        self, model: str, new_id: Callable[[], str] = lambda: secrets.token_hex(12)
-    ) -> None:
+    def __init__(self, model: str) -> None:
         self._model = model
-        self._new_id = new_id
-        self._has_begun = False
 
-    def whole(self, answer: Answer, completion: Completion) -> Answer:
-        content = [_block(part) for part in completion.parts]
-        return self._message(content, _usage(completion.usage)) | _stop_reason(completion)
+    def choice(self, completion: Completion, logged: Sequence[TokenEvent]) -> Answer:
+        return {}
 
-    def stream(self, completion: Completion) -> ToldParts:
-        return ToldParts(completion)
+    def whole(self, choices: Sequence[Answer], completion: Completion) -> Answer:
+        return self._message(completion.usage) | {
+            "content": [_block(part) for part in completion.parts],
+            **_stop_reason(completion),
+        }
 
-    def chunk(self, told: Told, completion: Completion) -> Iterator[Event]:
-        yield from self._opening(completion)
-        if told.change is not None:
-            yield from _events_of(told.change)
+    def step(self, step: Step, completion: Completion) -> Iterator[Answer]:
+        if step.begins:
+            usage = Usage(prompt_tokens=completion.source.n_prompt_tokens)
+            yield {"type": "message_start", "message": self._message(usage)}
+        if step.change is not None:
+            yield from _events_of(step.change)
 
-    def end(self, completion: Completion) -> Iterator[Event]:
-        yield from self._opening(completion)
-        usage = _usage(completion.usage)
-        yield _event("message_delta", delta=_stop_reason(completion), usage=usage)
-        yield _event("message_stop")
+    def end(self, completion: Completion) -> Iterator[Answer]:
+        reason, usage = _stop_reason(completion), _usage(completion.usage)
+        yield {"type": "message_delta", "delta": reason, "usage": usage}
+        yield {"type": "message_stop"}
 
-    def failed(self, refusal: Refusal, request_id: str) -> Iterator[Event]:
-        yield Event(messages_error(refusal, request_id), "error")
+    def failed(self, refusal: Refusal, request_id: str) -> Iterator[Answer]:
+        yield messages_error(refusal, request_id)
 
-    def _opening(self, completion: Completion) -> Iterator[Event]:
-        if not self._has_begun:
-            self._has_begun = True
-            message = self._message([], _usage(Usage(prompt_tokens=completion.n_prompt_tokens)))
-            yield _event("message_start", message=message)
-
-    def _message(self, content: list[Answer], usage: Answer) -> Answer:
+    def _message(self, usage: Usage) -> Answer:
         return {
-            "id": f"msg_{self._new_id()}",
+            "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
             "role": "assistant",
             "model": self._model,
-            "content": content,
+            "content": [],
             "stop_reason": None,
             "stop_sequence": None,
             "stop_details": None,
             "container": None,
-            "usage": usage,
+            "usage": _usage(usage),
         }
 
 
-def _event(kind: str, **fields: Any) -> Event:
-    return Event({"type": kind, **fields}, kind)
-
-
-def _events_of(change: Change) -> Iterator[Event]:
+def _events_of(change: Change) -> Iterator[Answer]:
     part = change.part
-    if change.kind == "ends":
-        yield _event("content_block_stop", index=part.index)
-        return
+    place = {"index": part.index}
     if change.kind == "begins":
-        block = _block(AnswerPart(part.kind, part.index, "", part.call_id, part.name))
-        yield _event("content_block_start", index=part.index, content_block=block)
-    if not change.text:
-        return
-    match part.kind:
-        case "reasoning":
-            delta = {"type": "thinking_delta", "thinking": change.text}
-        case "text":
-            delta = {"type": "text_delta", "text": change.text}
-        case "call":
-            delta = {"type": "input_json_delta", "partial_json": change.text}
-    yield _event("content_block_delta", index=part.index, delta=delta)
+        begun = _block(replace(part, text=""))
+        yield {"type": "content_block_start", **place, "content_block": begun}
+    if change.kind == "ends":
+        yield {"type": "content_block_stop", **place}
+    elif change.text:
+        kind, field = _DELTAS[part.kind]
+        delta = {"type": kind, field: change.text}
+        yield {"type": "content_block_delta", **place, "delta": delta}
 
 
 def _block(part: AnswerPart) -> Answer:

@@ -8,19 +8,21 @@ from __future__ import annotations
 import json
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from threading import Lock
 from typing import Any
 
+from edgespec.completions import answers
 from edgespec.completions.answers import Answer
-from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Told
-from edgespec.completions.protocols.dialect import Asked, Dialect, Event, ToldParts
+from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Step
+from edgespec.completions.protocols.dialect import Asked, Dialect
 from edgespec.completions.protocols.response_requests import ResponsesRequest
 from edgespec.completions.refusals import Refusal
 from edgespec.completions.requests import RequestError
 from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
+from edgespec.values import TokenEvent
 
 _RENAMED = {
     "messages": "input",
@@ -28,6 +30,12 @@ _RENAMED = {
     "response_format": "text.format",
 }
 """Fields of this protocol by those of chat requests."""
+_ITEMS: Mapping[str, tuple[str, Answer]] = {
+    "reasoning": ("rs", {"type": "reasoning", "summary": []}),
+    "text": ("msg", {"type": "message", "role": "assistant"}),
+    "call": ("fc", {"type": "function_call"}),
+}
+"""Prefix of the id and fields of an item, by the kind of its part."""
 _DONE = {"reasoning": "response.reasoning_text", "text": "response.output_text"}
 
 
@@ -57,12 +65,10 @@ class ResponsesReply:
         request: ResponsesRequest,
         completions: Completions,
         stored: StoredResponses,
-        new_id: Callable[[], str] = lambda: secrets.token_hex(24),
     ) -> None:
         self._request = request
         self._stored = stored
-        self._new_id = new_id
-        self._id = f"resp_{new_id()}"
+        self._id = _new_id("resp")
         self._created = int(completions.now())
         self._clock = completions.now
         self._usual = completions.sampling
@@ -71,27 +77,29 @@ class ResponsesReply:
         self._n_events = 0
         self._model = completions.model
 
-    def whole(self, answer: Answer, completion: Completion) -> Answer:
+    def choice(self, completion: Completion, logged: Sequence[TokenEvent]) -> Answer:
         for part in completion.parts:
             self._begin(part)
+            if part.kind == "text":
+                part.logprobs = _logged(logged, completion)
+        return {}
+
+    def whole(self, choices: Sequence[Answer], completion: Completion) -> Answer:
         self._store(completion)
         return self._response(_status(completion), completion)
 
-    def stream(self, completion: Completion) -> ToldParts:
-        return ToldParts(completion)
+    def step(self, step: Step, completion: Completion) -> Iterator[Answer]:
+        if step.begins:
+            yield from self._opening()
+        if step.change is not None:
+            yield from self._events(step.change, _logged(step.events, completion))
 
-    def chunk(self, told: Told, completion: Completion) -> Iterator[Event]:
-        yield from self._opening()
-        if told.change is not None:
-            yield from self._events(told.change, told.logprobs)
-
-    def end(self, completion: Completion) -> Iterator[Event]:
-        yield from self._opening()
+    def end(self, completion: Completion) -> Iterator[Answer]:
         self._store(completion)
         status = _status(completion)
         yield self._event(f"response.{status}", response=self._response(status, completion))
 
-    def failed(self, refusal: Refusal, request_id: str) -> Iterator[Event]:
+    def failed(self, refusal: Refusal, request_id: str) -> Iterator[Answer]:
         yield from self._opening()
         error = {"code": refusal.code or "server_error", "message": str(refusal)}
         response = self._response("failed") | {"error": error}
@@ -102,17 +110,17 @@ class ResponsesReply:
             output = [self._item(part, "completed") for part in completion.parts]
             self._stored.add(self._id, [*self._request.all_items, *map(reference, output)], output)
 
-    def waiting(self) -> Iterator[Event]:
+    def waiting(self) -> Iterator[Answer]:
         """Events of an answer of which nothing is written: agents count them, and no comments."""
         response = self._response("in_progress")
         if not self._n_events:
             yield self._event("response.created", response=response)
         yield self._event("response.in_progress", response=response)
 
-    def _opening(self) -> Iterator[Event]:
+    def _opening(self) -> Iterator[Answer]:
         return iter(()) if self._n_events else self.waiting()
 
-    def _events(self, change: Change, logprobs: Sequence[Any]) -> Iterator[Event]:
+    def _events(self, change: Change, logprobs: Sequence[Any]) -> Iterator[Answer]:
         part = change.part
         if change.kind == "begins":
             self._begin(part)
@@ -128,13 +136,13 @@ class ResponsesReply:
                 part.logprobs += logprobs
             yield self._more(part, change.text, logprobs)
 
-    def _more(self, part: AnswerPart, text: str, logprobs: Sequence[Any]) -> Event:
+    def _more(self, part: AnswerPart, text: str, logprobs: Sequence[Any]) -> Answer:
         if part.kind == "call":
             return self._of_item("response.function_call_arguments.delta", part, delta=text)
         logged = {"logprobs": list(logprobs)} if part.kind == "text" else {}
         return self._of_item(f"{_DONE[part.kind]}.delta", part, delta=text, **logged)
 
-    def _ended(self, part: AnswerPart) -> Iterator[Event]:
+    def _ended(self, part: AnswerPart) -> Iterator[Answer]:
         if part.kind == "call":
             yield self._of_item(
                 "response.function_call_arguments.done", part, name=part.name, arguments=part.text
@@ -146,26 +154,19 @@ class ResponsesReply:
         item = self._item(part, "completed")
         yield self._event("response.output_item.done", output_index=part.index, item=item)
 
-    def _of_item(self, kind: str, its: AnswerPart, /, **fields: Any) -> Event:
+    def _of_item(self, kind: str, its: AnswerPart, /, **fields: Any) -> Answer:
         place = {"item_id": self._items[its.index]["id"], "output_index": its.index}
         if its.kind != "call":
             place["content_index"] = 0
         return self._event(kind, **place, **fields)
 
-    def _event(self, kind: str, **fields: Any) -> Event:
-        event = {"type": kind, "sequence_number": self._n_events, **fields}
+    def _event(self, kind: str, **fields: Any) -> Answer:
         self._n_events += 1
-        return Event(event, kind)
+        return {"type": kind, "sequence_number": self._n_events - 1, **fields}
 
     def _begin(self, part: AnswerPart) -> None:
-        match part.kind:
-            case "reasoning":
-                item = {"id": f"rs_{self._new_id()}", "type": "reasoning", "summary": []}
-            case "text":
-                item = {"id": f"msg_{self._new_id()}", "type": "message", "role": "assistant"}
-            case "call":
-                item = {"id": f"fc_{self._new_id()}", "type": "function_call"}
-        self._items.append(item)
+        prefix, item = _ITEMS[part.kind]
+        self._items.append({"id": _new_id(prefix), **item})
 
     def _item(self, part: AnswerPart, status: str) -> Answer:
         item = self._items[part.index] | {"status": status}
@@ -220,6 +221,15 @@ class ResponsesReply:
             "usage": _usage(completion) if completion is not None else None,
             "user": asked.user,
         }
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(24)}"
+
+
+def _logged(events: Sequence[TokenEvent], completion: Completion) -> list[Any]:
+    logged = answers.chat_logprobs(events, completion.delivery.piece_of)
+    return logged["content"] if logged else []
 
 
 def _status(completion: Completion) -> str:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.chat.reasoning import Marks
-from edgespec.completions.protocols.dialect import Dialect, Event
+from edgespec.completions.protocols.dialect import Dialect
 from edgespec.completions.service import Completions
 from edgespec.ports.text_request import TextRequest
 from edgespec.values import FinishReason, GenerationResult, TokenEvent
@@ -91,18 +91,9 @@ def completions(session: ScriptedSession) -> Completions:
 
 def whole(dialect: Dialect, content: Any) -> dict[str, Any]:
     """The whole answer to a request."""
-    asked = dialect(content)
-    completion = asked.start()
-    return asked.reply.whole(completion.whole(), completion)
+    return dialect(content).begin().whole()
 
 
 def events(dialect: Dialect, content: Any) -> list[dict[str, Any]]:
-    """The events of the answer to a request, whose names are their types."""
-    asked = dialect(content | {"stream": True})
-    completion = asked.start()
-    found: list[Event] = []
-    for chunk in asked.reply.stream(completion):
-        found += asked.reply.chunk(chunk, completion)
-    found += asked.reply.end(completion)
-    assert all(one.name == one.content["type"] for one in found)
-    return [one.content for one in found]
+    """The events of the answer to a request."""
+    return list(dialect(content | {"stream": True}).begin())

@@ -162,7 +162,7 @@ def test_thinking_is_the_templates(thinking: Any, variables: dict[str, Any]) -> 
 )
 def test_what_cannot_be_had_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError) as caught:
-        dialect(ScriptedSession("a"))(asked(**fields)).start()
+        dialect(ScriptedSession("a"))(asked(**fields)).begin()
     assert message in str(caught.value)
 
 

@@ -56,8 +56,8 @@ def test_a_text_is_a_message_of_the_output() -> None:
 def test_silence_is_filled_with_events() -> None:
     """Codex ends a stream that has had only comments for 300 seconds."""
     request = dialect(ScriptedSession("Hello"))(asked(stream=True))
-    told = [event.content for _ in range(2) for event in request.waiting()]
-    told += [event.content for event in request.reply.failed(refusal_of(ValueError()), "r")]
+    told = [event for _ in range(2) for event in request.waiting()]
+    told += request.reply.failed(refusal_of(ValueError()), "r")
     assert [event["type"].removeprefix("response.") for event in told] == [
         *("created", "in_progress", "in_progress"),
         "failed",
@@ -226,7 +226,7 @@ def test_what_cannot_be_had_is_refused_by_name(
     fields: dict[str, Any], param: str, message: str
 ) -> None:
     with pytest.raises(RequestError) as caught:
-        dialect(ScriptedSession("a"))(asked(**fields)).start()
+        dialect(ScriptedSession("a"))(asked(**fields)).begin()
     error = responses_error(refusal_of(caught.value), "")["error"]
     assert error["param"] == param
     assert message in error["message"]
