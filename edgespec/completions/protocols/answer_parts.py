@@ -62,7 +62,7 @@ class Step:
     events: Sequence[TokenEvent] = ()
     """The tokens that led to it."""
     progress: PromptProgress | None = None
-    """How much of the prompt has been read, if that is all that is told."""
+    """The progress of the prompt, if that is all that is told."""
 
     @property
     def begins(self) -> bool:
