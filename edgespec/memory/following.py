@@ -12,13 +12,10 @@ from pathlib import Path
 
 from edgespec.memory import cgroups, process
 
-INTERVAL_S = 1.0
-"""Seconds between two readings, and over which pressure is judged."""
-QUICK_S, MOVED_BYTES = 0.05, 16 << 20
-"""Seconds between two looks at the groups, and what they have taken more when all is read again."""
-CALM_S, MAX_CALM_S = 10.0, 320.0
-"""Seconds without pressure before a budget grows; twice as many after each growth that led to
-pressure."""
+INTERVAL_S, PRESSURE_S = 0.25, 1.0
+"""Seconds between two readings, and least seconds over which pressure is judged."""
+CALM_S, PRESSED_CALM_S = 10.0, 60.0
+"""Seconds before a budget grows that has shrunk, and after pressure."""
 PRESSED_SHARE = 0.1
 """Share of the time that some task waited for memory from which on there is pressure."""
 PRESSED_STEP = 0.125
@@ -58,25 +55,6 @@ class MemoryReading:
         )
 
 
-class GroupWatch:
-    """Says when all is to be read again: after INTERVAL_S, and as soon as somebody has taken much
-    memory in a group of this process that has a limit."""
-
-    def __init__(self, root: Path = Path("/")) -> None:
-        found = cgroups.memory_groups(root)
-        self._groups = [group for group in found if group.limit_bytes() < cgroups.UNLIMITED]
-        self._used: list[int] = []
-        self._read_s = float("-inf")
-
-    def is_due(self, now_s: float) -> bool:
-        used = [group.used_bytes() for group in self._groups]
-        taken = (now - before for now, before in zip(used, self._used, strict=False))
-        if now_s - self._read_s < INTERVAL_S and max(taken, default=0) < MOVED_BYTES:
-            return False
-        self._used, self._read_s = used, now_s
-        return True
-
-
 class FreeMemory:
     """The budget between a floor and a ceiling that the free memory affords.
 
@@ -86,32 +64,26 @@ class FreeMemory:
     def __init__(self, floor: int, ceiling: int) -> None:
         self._floor, self._ceiling = floor, max(floor, ceiling)
         self._before: MemoryReading | None = None
-        self._calm_s = CALM_S
-        self._calm_since_s: float | None = None
-        self._grown_s = float("-inf")
+        self._may_grow_s = 0.0
 
     def next_budget(self, reading: MemoryReading, budget_bytes: int) -> int | None:
         """The budget to change to; None to keep the present one."""
-        before, wanted = self._before, reading.free_budget_bytes
-        is_judged = before is None or reading.limit_events > before.limit_events
-        if is_judged or (before is not None and reading.at_s - before.at_s >= INTERVAL_S):
+        now_s, wanted = reading.at_s, reading.free_budget_bytes
+        if self._before is None:
+            self._before, self._may_grow_s = reading, now_s + CALM_S
+        before = self._before
+        at_limit = reading.limit_events > before.limit_events
+        if at_limit or now_s - before.at_s >= PRESSURE_S:
             self._before = reading
-        else:
-            before = None
-        if before is not None and _is_pressed(before, reading):
-            wanted = min(wanted, int((1 - PRESSED_STEP) * budget_bytes))
-            self._calm_since_s = reading.at_s
-            if reading.at_s - self._grown_s < self._calm_s:
-                self._calm_s = min(2 * self._calm_s, MAX_CALM_S)
+            if _is_pressed(before, reading):
+                wanted = min(wanted, int((1 - PRESSED_STEP) * budget_bytes))
+                self._may_grow_s = now_s + PRESSED_CALM_S
         wanted = min(max(wanted, self._floor), self._ceiling)
         if abs(wanted - budget_bytes) < LEAST_CHANGE * budget_bytes:
             return None
-        if wanted < budget_bytes or self._calm_since_s is None:
-            self._calm_since_s = reading.at_s
         if wanted > budget_bytes:
-            if reading.at_s - self._calm_since_s < self._calm_s:
-                return None
-            self._grown_s = reading.at_s
+            return wanted if now_s >= self._may_grow_s else None
+        self._may_grow_s = max(self._may_grow_s, now_s + CALM_S)
         return wanted
 
 

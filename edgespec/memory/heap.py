@@ -26,14 +26,11 @@ much of a heap's free top then."""
 
 
 class _Mallinfo(ctypes.Structure):
-    """`struct mallinfo2` of glibc 2.33 and later."""
+    """`struct mallinfo2` of glibc 2.33 and later; what is not used is named by letters."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks"),
-            *("uordblks", "fordblks", "keepcost"),
-        )
+        for name in ["arena", "a", "b", "c", "hblkhd", "d", "e", "uordblks", "f", "g"]
     ]
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass, replace
 
 from edgespec.concurrency.owning import POLL_S, Closeable
@@ -15,7 +14,7 @@ from edgespec.errors import BudgetError, EdgespecError, SessionClosed, UsageErro
 from edgespec.grammar.specification import GRAMMAR_BYTES, GRAMMARS_AT_ONCE, library_bytes
 from edgespec.memory import division, process
 from edgespec.memory.budget import MemoryPlan, MemoryRow
-from edgespec.memory.following import QUICK_S, FreeMemory, GroupWatch, MemoryReading
+from edgespec.memory.following import INTERVAL_S, FreeMemory, MemoryReading
 from edgespec.ports import Vocabulary
 from edgespec.session.opening import LoadedModels
 from edgespec.settings.units import auto_bounds, format_size, parse_size
@@ -163,10 +162,8 @@ class SessionBudget(Closeable):
 
     def _follow(self, floor: int, ceiling: int, is_over: threading.Event) -> None:
         """Follow the free memory; runs in a thread of its own."""
-        free, watch = FreeMemory(max(floor, self._smallest_bytes), ceiling), GroupWatch()
-        while not is_over.wait(QUICK_S):
-            if not watch.is_due(time.monotonic()):
-                continue
+        free = FreeMemory(max(floor, self._smallest_bytes), ceiling)
+        while not is_over.wait(INTERVAL_S):
             wanted = free.next_budget(MemoryReading.now(), self.plan.budget_bytes)
             if wanted is not None:
                 try:

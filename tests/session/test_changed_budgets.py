@@ -14,7 +14,6 @@ import pytest
 
 import edgespec
 from edgespec.errors import BudgetError, UsageError, WeightReadError
-from edgespec.memory import following
 from edgespec.models.embedded import embedded_pair
 from edgespec.session import session_budget
 from edgespec.session.session import Session
@@ -179,8 +178,7 @@ def test_weights_that_cannot_be_read_again_fail_the_change(
 def test_a_budget_of_auto_follows_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     free = [900 << 20]
     reading = session_budget.MemoryReading(0.0, free[0], False, 0.0, 0.0, 0)
-    monkeypatch.setattr(session_budget, "QUICK_S", 0.001)
-    monkeypatch.setattr(following, "INTERVAL_S", 0.001)
+    monkeypatch.setattr(session_budget, "INTERVAL_S", 0.001)
     monkeypatch.setattr(session_budget.MemoryReading, "now", lambda: reading)
     load = LoadSettings(model=embedded_pair().target, memory_budget="auto:500MiB-2GiB")
     with edgespec.load(load, RULES) as session:
@@ -197,8 +195,7 @@ def test_a_budget_that_is_given_stays_though_auto_affords_more_until_auto_is_giv
     """It had grown again within seconds."""
     free = session_budget.FreeMemory
     asked = threading.Event()
-    monkeypatch.setattr(session_budget, "QUICK_S", 0.001)
-    monkeypatch.setattr(following, "INTERVAL_S", 0.001)
+    monkeypatch.setattr(session_budget, "INTERVAL_S", 0.001)
     monkeypatch.setattr(free, "next_budget", lambda *_: 900 << 20 if asked.is_set() else None)
     load = LoadSettings(model=embedded_pair().target, memory_budget="auto:500MiB-2GiB")
     with edgespec.load(load, RULES) as session:
