@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
 from functools import partial
@@ -24,6 +24,7 @@ from edgespec.values import GenerationResult, TokenEvent
 
 if TYPE_CHECKING:
     from edgespec.completions.requests import Prompts
+    from edgespec.completions.running_request import Completion
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -80,10 +81,10 @@ class AsyncSession:
         **options: Unpack[TextOptions],
     ) -> GenerationResult:
         """`Session.generate`; cancelling the task cancels it."""
-        async with self.stream(prompt, sampling, max_tokens, **options) as events:
-            async for _ in events:
+        async with self.stream(prompt, sampling, max_tokens, **options) as generation:
+            async for _ in generation:
                 pass
-        return events.result
+            return generation.result
 
     def generate_many(
         self,
@@ -114,8 +115,7 @@ class AsyncSession:
     ) -> dict[str, Any] | InThread[dict[str, Any]]:
         """`Session.create_chat_completion`; with `stream` an asynchronous iterator of chunks."""
         create = self._session.create_chat_completion
-        completion = await asyncio.to_thread(lambda: create(messages, True, **fields))
-        return await self._complete(completion, stream)
+        return await _completed(lambda: create(messages, True, **fields), stream)
 
     @overload
     async def create_completion(
@@ -132,16 +132,16 @@ class AsyncSession:
     ) -> dict[str, Any] | InThread[dict[str, Any]]:
         """`Session.create_completion`; with `stream` an asynchronous iterator of chunks."""
         create = self._session.create_completion
-        completion = await asyncio.to_thread(lambda: create(prompt, True, **fields))
-        return await self._complete(completion, stream)
+        return await _completed(lambda: create(prompt, True, **fields), stream)
 
-    async def _complete(
-        self, completion: Any, stream: bool
-    ) -> dict[str, Any] | InThread[dict[str, Any]]:
-        if stream:
-            return InThread(completion)
-        answer: dict[str, Any] = await in_thread(completion.whole, completion.cancel)
-        return answer
+
+async def _completed(
+    create: Callable[[], Completion], stream: bool
+) -> dict[str, Any] | InThread[dict[str, Any]]:
+    completion = await asyncio.to_thread(create)
+    if stream:
+        return InThread(completion)
+    return await in_thread(completion.whole, completion.cancel)
 
 
 class InThread(Generic[T]):
@@ -205,33 +205,31 @@ class InThread(Generic[T]):
 
 
 class AsyncGeneration:
-    """A `Generation` for an event loop: `async for` its tokens, then ask for its `result`."""
+    """A `Generation` for an event loop: `async for` its tokens, then ask for its `result`.
+
+    It begins when it is iterated or entered; its block has the session's own `Generation`.
+    """
 
     def __init__(self, start: Callable[[], Generation]) -> None:
         self._start = start
         self._is_cancelled = False
         self._generation: Generation | None = None
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self) -> Generation:
         """Check the request and begin it. Raises the errors of the session's method."""
         if self._generation is None:
             self._generation = await in_thread(self._start, self.cancel)
             if self._is_cancelled:
                 self._generation.cancel()
-        return self
+        return self._generation
 
     async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> TokenEvent:
-        if self._generation is None and self._is_cancelled:
-            raise StopAsyncIteration
-        await self.__aenter__()
-        assert self._generation is not None
-        return await anext(self._generation)
+    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        if self._generation is not None or not self._is_cancelled:
+            async for event in await self.__aenter__():
+                yield event
 
     @property
     def result(self) -> GenerationResult:
