@@ -224,7 +224,6 @@ def plan_memory(
     segmentations: Sequence[Sequence[SegmentSize]],
     resident: Sequence[MemoryRow] | None = None,
     paged: Sequence[MemoryRow] = (),
-    margin_bytes: int = 0,
     experts: ExpertSizes | None = None,
 ) -> MemoryPlan:
     """Plan the budget of one process.
@@ -236,22 +235,20 @@ def plan_memory(
     `experts` are those of a mixture, which no segment contains. A row of COPIES among `fixed` is
     for all of a draft's copies; pinning segments makes it smaller.
 
-    Raises BudgetError with the smallest budget that works plus `margin_bytes`, a margin for
-    differences between processes.
+    Raises BudgetError with the smallest budget that works.
     """
     smallest = least_bytes(fixed, segmentations, resident, paged, experts)
     paged = loaded_last(paged, fixed)
     resident = None if resident is None else loaded_last(resident, fixed)
-    reported = smallest + margin_bytes
     if budget_bytes < smallest:
         # what cannot be paged has no ring
         needed = [*fixed, *paged] if segmentations else [*fixed, *(resident or ())]
         rest = "the ring" if segmentations else "smaller things"
-        raise BudgetError(_error_text(budget_bytes, reported, needed, rest), reported)
+        raise BudgetError(_error_text(budget_bytes, smallest, needed, rest), smallest)
     if resident is not None:
         rows = (*fixed, *resident)
         if sum(row.nbytes for row in rows) <= budget_bytes:
-            return MemoryPlan(budget_bytes, rows, (), frozenset(), 0, False, reported)
+            return MemoryPlan(budget_bytes, rows, (), frozenset(), 0, False, smallest)
     rows = (*fixed, *paged)
     cut = cut_for(segmentations, budget_bytes - _total(rows), experts)
     unpinned = MemoryPlan(
@@ -261,7 +258,7 @@ def plan_memory(
         frozenset(),
         0,
         True,
-        reported,
+        smallest,
         experts=experts,
         cut=cut,
         order=pinning_order(segmentations[cut]),

@@ -5,7 +5,6 @@ Pure arithmetic: it knows no runtime and no machine.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -65,29 +64,25 @@ def plan_models(
     others = [*dict.fromkeys(shared), *others]
     least = {owner: len(needs.batches) - 1 for owner, needs in models.items()}
     rows = [MemoryRow("process", "interpreter and libraries", process_bytes), *others]
-    smallest = _divide(_UNLIMITED, rows, models, least).smallest_bytes
-    margin_bytes = math.ceil((1 + HEADROOM_SHARE) * PROCESS_SPREAD_BYTES)
-    named = smallest + margin_bytes
-    if budget_bytes >= smallest:
-        tried_bytes = budget_bytes
-        if adjustable:
-            weights = sum(segment.slot_bytes for segment in target.cuts[0])
-            tried_bytes = min(budget_bytes, smallest + weights // 2)
-        plans = []
-        for n_nodes in {batch.max_nodes for batch in target.batches}:
-            for choice in _choices(models, n_nodes, tried_bytes):
-                with suppress(BudgetError):
-                    plans.append(_divide(tried_bytes, rows, models, choice))
-                    break
-        if not plans and any(batch.is_last_resort for batch in target.batches):
+    margin = MemoryRow("process", "margin", PROCESS_SPREAD_BYTES)
+    smallest, named = (
+        _divide(_UNLIMITED, some, models, least).smallest_bytes for some in (rows, [*rows, margin])
+    )
+    if budget_bytes < smallest:
+        rows.append(margin)  # so that the error names the budget for a larger process, too
+    tried_bytes = budget_bytes
+    if adjustable:
+        weights = sum(segment.slot_bytes for segment in target.cuts[0])
+        tried_bytes = min(budget_bytes, smallest + weights // 2)
+    plans = []
+    for n_nodes in {batch.max_nodes for batch in target.batches}:
+        for choice in _choices(models, n_nodes, tried_bytes):
             with suppress(BudgetError):
-                plans.append(_divide(tried_bytes, rows, models, least))
-        if plans:
-            best = choose(plans)
-            if tried_bytes < budget_bytes:
-                best = _divide(budget_bytes, rows, models, best.batches)
-            return replace(best, smallest_bytes=named)
-    best = _divide(budget_bytes, rows, models, least, margin_bytes)
+                plans.append(_divide(tried_bytes, rows, models, choice))
+                break
+    best = choose(plans or [_divide(tried_bytes, rows, models, least)])
+    if tried_bytes < budget_bytes:
+        best = _divide(budget_bytes, rows, models, best.batches)
     return replace(best, smallest_bytes=named)
 
 
@@ -115,7 +110,6 @@ def _divide(
     others: Sequence[MemoryRow],
     models: Mapping[str, ModelNeeds],
     choice: Mapping[str, int],
-    margin_bytes: int = 0,
 ) -> MemoryPlan:
     """The plan with the chosen batches. The draft is loaded first, then the target."""
     target, batch = models["target"], choice["target"]
@@ -133,15 +127,7 @@ def _divide(
     rows += fixed
     headroom = HEADROOM_BYTES + int(HEADROOM_SHARE * sum(row.nbytes for row in rows))
     rows.append(MemoryRow("process", "headroom", headroom))
-    plan = plan_memory(
-        budget_bytes,
-        rows,
-        target.cuts,
-        target.resident,
-        paged,
-        margin_bytes,
-        target.experts,
-    )
+    plan = plan_memory(budget_bytes, rows, target.cuts, target.resident, paged, target.experts)
     computed = target.batches[batch]
     return replace(
         plan,

@@ -6,7 +6,7 @@ Knows no budget, no runtime and no machine.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from edgespec.memory.budget import MemoryRow
 from edgespec.memory.expert_sizes import ExpertSizes
@@ -77,14 +77,6 @@ class ModelNeeds:
     copy of what a paged target pins."""
     texts_alter_prompts: bool = False
     """With several texts at once, a prompt rounds otherwise and takes longer than with one."""
-
-    def with_row(self, row: MemoryRow, n_texts: int) -> ModelNeeds:
-        """These needs, with another row for batches with guesses for `n_texts`."""
-        batches = (
-            replace(one, rows=(*one.rows, row)) if one.max_nodes > n_texts else one
-            for one in self.batches
-        )
-        return replace(self, batches=tuple(batches))
 
     def common_rows(self, batch: int = 0) -> tuple[MemoryRow, ...]:
         """Rows needed whether resident or paged, with the `batch`-th batch size."""

@@ -116,8 +116,6 @@ class PreparedModels(Closeable):
             self.target.share_cells(n_cells)
         gpu_budget_bytes, gpu_rows = self._place_on_gpu(self.settings.gpu_memory_budget)
         target, *others = (prepared.needs() for prepared in self.prepared)
-        if self._may_look_up:
-            target = target.with_row(MemoryRow("process", "lookups", lookup.BYTES), self.n_parallel)
         return replace(
             self.divided(target, *others),
             enforced=self.target.enforced,
@@ -159,9 +157,8 @@ class PreparedModels(Closeable):
         settings, rules = self.settings, self.rules
         replays = rules.acceptance == AcceptanceName.EXACT_REPLAY
         per_token = SAMPLING_BYTES_PER_TOKEN if replays else RULE_BYTES_PER_TOKEN
-        index_bytes = lookup.BYTES if settings.draft is not None or rules.lookup else 0
         reserve = settings.reserve + settings.reserve_of_token * self.target.info.n_ctx
-        return self.target.info.n_vocab * per_token + index_bytes + reserve
+        return self.target.info.n_vocab * per_token + lookup.BYTES + reserve
 
     def _prepare(self) -> None:
         """Prepare the target, then the draft: headers, memory needs and the vocabulary check."""

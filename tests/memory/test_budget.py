@@ -99,14 +99,6 @@ def test_what_only_loading_takes_counts_as_far_as_nothing_later_takes_as_much() 
     assert beside_later([weights, loading], 30) == [weights]
 
 
-def test_the_smallest_budget_is_named_with_room_for_a_larger_process() -> None:
-    larger = [*FIXED, MemoryRow("process", "pages that happen to be cached", 7)]
-    with pytest.raises(BudgetError) as refusal:
-        plan_memory(100, FIXED, [layers(20)], margin_bytes=7)
-    assert refusal.value.smallest_bytes is not None
-    plan_memory(refusal.value.smallest_bytes, larger, [layers(20)])
-
-
 @given(
     sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=60),
     room=st.integers(0, 40_000),
