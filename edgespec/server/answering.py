@@ -7,8 +7,7 @@ what is asked and answered are the protocols' business.
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,19 +33,6 @@ from edgespec.session.asynchronous import InThread, in_thread
 
 Preparation = tuple[Asked, Completion]
 """A request that has been read, and its completion, which has not been started."""
-TOLD_S = 2.0
-"""Seconds between comments in a stream that tell how far the loading of its model is."""
-_WAIT = re.compile(r"(?:^|[,;])\s*wait\s*=\s*\"?(\d{1,6})\"?\s*(?=$|[,;])", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class AskedModel:
-    """The model that a request names, and how it would wait for it."""
-
-    model: HostedModel
-    streams: bool = False
-    wait_s: float | None = None
-    """Most seconds that the client waits for the model; None: as long as it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +51,6 @@ class Shared:
     """Told the budget that a client has given."""
 
 
-def preferred_wait_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a client would wait, by the header `Prefer: wait=N` (RFC 7240)."""
-    found = _WAIT.search(headers.get("prefer", ""))
-    return float(found.group(1)) if found else None
-
-
 class Answers:
     """Answers requests for text, as many at once as the queue has slots."""
 
@@ -79,16 +59,13 @@ class Answers:
         self._closing: set[asyncio.Future[None]] = set()
         """Tasks that end generations; referenced here because event loops keep weak references."""
 
-    async def wanted(
-        self, request: Request, body: bytearray, embeds: bool | None = False
-    ) -> AskedModel:
-        """The model that a request names, of the kind that it asks for. Raises Refusal.
+    async def wanted(self, body: bytearray, embeds: bool = False) -> tuple[HostedModel, bool]:
+        """The model that a request names, and true if it asks for a stream. Raises Refusal.
 
         With one model, the body is not decoded for this.
         """
-        wait_s = preferred_wait_s(request.headers)
         if len(self._shared.host.models) == 1:
-            return AskedModel(self._shared.host.named(None, embeds), wait_s=wait_s)
+            return self._shared.host.named(None, embeds), False
 
         def read() -> tuple[str | None, bool]:
             content = decoded(body)
@@ -98,31 +75,27 @@ class Answers:
 
         async with self._shared.queue.preparing:
             name, streams = await in_thread(read, lambda: None)
-        return AskedModel(self._shared.host.named(name, embeds), streams, wait_s)
+        return self._shared.host.named(name, embeds), streams
 
     async def complete(self, door: Door, request: Request) -> Response:
         """The answer of the route `door`."""
         async with AsyncExitStack() as stack:
             body = await stack.enter_async_context(self._shared.bodies.of(request))
             stack.enter_context(self._shared.queue.place())
-            one = _OneAnswer(self._shared, request, body, door, stack)
             async with _while_connected(request):
-                wanted = await self.wanted(request, body)
-                is_ready = self._shared.host.is_ready(wanted.model)
-                if is_ready or not wanted.streams or wanted.wait_s is not None:
-                    seated = self._shared.host.using(wanted.model, wanted.wait_s)
-                    one.served = await stack.enter_async_context(seated)
+                model, streams = await self.wanted(body)
+                one = _OneAnswer(self._shared, request, body, door, model, stack)
+                if self._shared.host.is_ready(model) or not streams:
+                    await one.seat()
                     # refuse an invalid request now, before it waits for its turn
                     one.first = [await one.prepare()]
                     if not one.first[0][0].streams:
                         _, completion = await one.begin()
                         whole = await in_thread(completion.whole, completion.cancel)
-                        return JSONResponse(whole, headers=loading_time(wanted.model, is_ready))
+                        return JSONResponse(whole)
             one.stack = rest = stack.pop_all()
         keep_closing = partial(self._keep_closing, request)
-        return EventStream(
-            one.events(wanted.model), rest, keep_closing, door.has_events, waiting=one.waiting
-        )
+        return EventStream(one.events(), rest, keep_closing, door.has_events, waiting=one.waiting)
 
     def _keep_closing(self, request: Request, closing: asyncio.Future[None]) -> None:
         request.state.closing = closing
@@ -130,56 +103,54 @@ class Answers:
         closing.add_done_callback(self._closing.discard)
 
 
+@dataclass(slots=True)
 class _OneAnswer:
     """The steps of answering one request; what it holds is in `stack`."""
 
-    def __init__(
-        self,
-        shared: Shared,
-        request: Request,
-        body: bytearray,
-        door: Door,
-        stack: AsyncExitStack,
-    ) -> None:
-        self.stack = stack
-        self.served: ServedText | None = None
-        """The model; None until it is in memory."""
-        self.first: list[Preparation] = []
-        """The request as it was read on arrival, until its turn begins."""
-        self.asked: Asked | None = None
-        """The request that is being answered, once its turn has come."""
-        self._shared = shared
-        self._request = request
-        self._body = body
-        self._door = door
+    shared: Shared
+    request: Request
+    body: bytearray
+    door: Door
+    model: HostedModel
+    stack: AsyncExitStack
+    served: ServedText | None = None
+    """The loaded model; None until it is in memory."""
+    first: Sequence[Preparation] = ()
+    """The request as it was read on arrival, until its turn begins."""
+    asked: Asked | None = None
+    """The request that is being answered, once its turn has come."""
 
     def waiting(self) -> str:
         """Text for a stream in silence: the protocol's own event once the turn has come, which
         some clients count as no comment is, or a comment."""
+        if self.served is None:
+            return f": {self.shared.host.told_progress(self.model)}\n\n"
         told = self.asked.waiting() if self.asked else ()
-        return "".join(map(self._door.told, told)) or COMMENT
+        return "".join(map(self.door.told, told)) or COMMENT
+
+    async def seat(self) -> None:
+        """Wait until the model is in memory."""
+        using = self.shared.host.using(self.model)
+        self.served = await self.stack.enter_async_context(using)
 
     async def prepare(self) -> Preparation:
         """The validated request and its completion, not started; one at a time, to limit memory."""
-        served, shared = self.served, self._shared
+        served, shared = self.served, self.shared
         assert served is not None
-        dialect = served.dialects[self._door.path]
+        dialect = served.dialects[self.door.path]
 
         def prepare() -> Preparation | Refusal:
             try:
-                with leaving_out(self._request.state.left_out):
-                    asked = dialect(decoded(self._body))
-                return asked, asked.begin(self._request.state.client)
+                with leaving_out(self.request.state.left_out):
+                    asked = dialect(decoded(self.body))
+                return asked, asked.begin(self.request.state.client)
             except Exception as error:  # noqa: BLE001 - its traceback would keep the request alive
-                return detached(shared.failures.refusal_of(error, self._request))
-
-        def prepare_and_trim() -> Preparation | Refusal:
-            prepared = prepare()
-            heap.trim_heap()
-            return prepared
+                return detached(shared.failures.refusal_of(error, self.request))
+            finally:
+                heap.trim_heap()
 
         async with shared.queue.preparing:
-            prepared = await in_thread(prepare_and_trim, lambda: None)
+            prepared = await in_thread(prepare, lambda: None)
         if isinstance(prepared, Refusal):
             raise prepared
         if shared.queue.is_ending:
@@ -193,8 +164,9 @@ class _OneAnswer:
         A request that has to wait keeps only its body in memory.
         """
         assert self.served is not None
-        turns, max_s, stack = self.served.turns, self._shared.max_s, self.stack
-        asked, completion = self.first.pop() if self.first else await self.prepare()
+        turns, max_s, stack = self.served.turns, self.shared.max_s, self.stack
+        ((asked, completion),) = self.first or [await self.prepare()]
+        self.first = ()
         turn = turns.turn(completion.delivery.pool_bytes)
         if turns.is_busy(completion.delivery.pool_bytes):
             completion.close()
@@ -204,20 +176,18 @@ class _OneAnswer:
         else:
             await stack.enter_async_context(turn)
         stack.callback(_close, completion)
-        self._request.state.usage = completion.usage
+        self.request.state.usage = completion.usage
         if max_s is not None:
             loop = asyncio.get_running_loop()
             stack.callback(loop.call_later(max_s, completion.expire).cancel)
         return asked, completion
 
-    async def events(self, model: HostedModel) -> AsyncGenerator[str]:
+    async def events(self) -> AsyncGenerator[str]:
         """Server-sent events of the answer, once its model is in memory and its turn has come."""
-        door, request = self._door, self._request
+        door, request = self.door, self.request
         try:
             if self.served is None:
-                async for comment in self._loading(model):
-                    if door.has_events:
-                        yield comment
+                await self.seat()
             asked, completion = await self.begin()
             self.asked = asked
             running = await self.stack.enter_async_context(InThread(completion.steps()))
@@ -227,7 +197,7 @@ class _OneAnswer:
             for one in asked.reply.end(completion):
                 yield door.told(one)
         except Exception as error:  # noqa: BLE001 - the status is sent, so the error is an event
-            refusal = self._shared.failures.refusal_of(error, request)
+            refusal = self.shared.failures.refusal_of(error, request)
             if self.asked is None:
                 name = "error" if door.names_events else None
                 yield door.event(error_body(door.path, refusal, request.state.request_id), name)
@@ -235,30 +205,11 @@ class _OneAnswer:
                 for one in self.asked.reply.failed(refusal, request.state.request_id):
                     yield door.told(one)
         except (asyncio.CancelledError, GeneratorExit):
-            self._shared.figures.cancelled += 1
+            self.shared.figures.cancelled += 1
             request.state.is_gone = True
             raise
         if door.end:
             yield door.end
-
-    async def _loading(self, model: HostedModel) -> AsyncIterator[str]:
-        """Comments of a stream until its model is in memory."""
-        host = self._shared.host
-        seating = asyncio.ensure_future(self.stack.enter_async_context(host.using(model)))
-        try:
-            while not (await asyncio.wait({seating}, timeout=TOLD_S))[0]:
-                yield f": {host.told_progress(model)}\n\n"
-        finally:
-            if not seating.done():
-                seating.cancel()
-                with suppress(asyncio.CancelledError):
-                    await seating
-        self.served = await seating
-
-
-def loading_time(model: HostedModel, was_ready: bool) -> dict[str, str]:
-    """Headers that tell how long the model was loaded for a request."""
-    return {} if was_ready else {"Server-Timing": f"load;dur={1000 * model.load_s:.0f}"}
 
 
 def _close(completion: Completion) -> None:

@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Match, Route
+from starlette.routing import Route
 
 from edgespec import extras
 from edgespec.completions import tokenizing
@@ -32,9 +32,9 @@ from edgespec.completions.protocols.request_parts import leaving_out
 from edgespec.completions.refusals import Refusal, overloaded
 from edgespec.completions.request_limits import ANSWER_BYTES
 from edgespec.completions.requests import ChatRequest
-from edgespec.memory import heap, process
+from edgespec.memory import heap
 from edgespec.server import llama_routes, ollama_routes
-from edgespec.server.answering import Answers, Shared, loading_time
+from edgespec.server.answering import Answers, Shared
 from edgespec.server.budget_request import BudgetLimit
 from edgespec.server.front import GONE
 from edgespec.server.guarding import Guard
@@ -80,8 +80,7 @@ class Service:
             ("/api/version", self._version, "GET"),
             ("/api/show", self._show, "POST"),
             ("/detokenize", partial(self._computed, _detokenize), "POST"),
-            ("/budget", self._budget, "GET"),
-            ("/budget", self._set_budget, "POST"),
+            ("/budget", self._budget, "GET POST"),
             *((door.path, partial(self._answers.complete, door), "POST") for door in DOORS),
         ]
         routes = [
@@ -93,9 +92,9 @@ class Service:
             Route("/v1/health", self._guarded(self._health, needs_key=False)),
             Route("/metrics", self._guarded(self._metrics)),
             *(
-                Route(version + path, self._guarded(handler), methods=[method])
+                Route(version + path, self._guarded(handler), methods=methods.split())
                 for version in ("/v1", "")
-                for path, handler, method in asked
+                for path, handler, methods in asked
             ),
         ]
         application = Starlette(routes=routes, exception_handlers={HTTPException: self._not_found})
@@ -118,14 +117,12 @@ class Service:
         return guarded
 
     async def _not_found(self, request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 500
-        path = request.scope["path"]
-        message, code = f"there is nothing at {request.method} {path}", "not_found"
-        headers = None
-        if status == 405 and (allowed := _allowed(request)):
+        assert isinstance(error, HTTPException)
+        path, headers = request.scope["path"], dict(error.headers or {})
+        refusal = Refusal(404, f"there is nothing at {request.method} {path}", code="not_found")
+        if allowed := headers.get("Allow"):
             message = f"{path} takes {allowed}, not {request.method}"
-            code, headers = "method_not_allowed", {"Allow": allowed}
-        refusal = Refusal(status, message, code=code, headers=headers)
+            refusal = Refusal(405, message, code="method_not_allowed", headers=headers)
         return self._shared.failures.refuse(refusal, request)
 
     async def _health(self, request: Request) -> Response:
@@ -136,21 +133,14 @@ class Service:
             {
                 "status": "ok",
                 "requests_in_progress": queue.n_in_progress,
-                "slots_idle": queue.n_slots_of_all - queue.n_processing_of_all,
-                "slots_processing": queue.n_processing_of_all,
+                "slots_idle": queue.n_slots - queue.n_processing,
+                "slots_processing": queue.n_processing,
             }
         )
 
     async def _metrics(self, request: Request) -> Response:
-        served = self._shared.host.current
-        lines = self._shared.figures.lines(
-            self._shared.queue,
-            self._shared.host.paging,
-            process.peak_rss_bytes(),
-            self._shared.host.n_loads,
-            None if served is None else served.model.plan.budget_bytes,
-        )
-        return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+        text = self._shared.figures.text(self._shared.queue, self._shared.host)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def _models(self, request: Request) -> Response:
         models = [*map(self._described, self._shared.host.models)]
@@ -182,13 +172,13 @@ class Service:
 
     async def _props(self, request: Request) -> Response:
         async with self._shared.host.using(self._shared.host.named(None, False)) as served:
-            n_ctx, n_slots = served.model.target.n_ctx, self._shared.queue.n_slots_of_all
+            n_ctx, n_slots = served.model.target.n_ctx, self._shared.queue.n_slots
             return JSONResponse(llama_routes.props(served.completions, n_ctx, n_slots))
 
     async def _slots(self, request: Request) -> Response:
         async with self._shared.host.using(self._shared.host.named(None, False)) as served:
             queue, n_ctx = self._shared.queue, served.model.target.n_ctx
-            told = llama_routes.slots(n_ctx, queue.n_slots_of_all, queue.n_processing_of_all)
+            told = llama_routes.slots(n_ctx, queue.n_slots, queue.n_processing)
             return JSONResponse(told)
 
     async def _rerank(self, request: Request) -> Response:
@@ -223,9 +213,8 @@ class Service:
         """The answer that `compute` gives with the model that a request names, and its body."""
         async with AsyncExitStack() as stack:
             body = await stack.enter_async_context(self._shared.bodies.of(request))
-            wanted = await self._answers.wanted(request, body)
-            using = self._shared.host.using(wanted.model, wanted.wait_s)
-            served: ServedText = await stack.enter_async_context(using)
+            model, _ = await self._answers.wanted(body)
+            served: ServedText = await stack.enter_async_context(self._shared.host.using(model))
             await stack.enter_async_context(self._shared.queue.preparing)
 
             def computed() -> dict[str, Any]:
@@ -238,10 +227,8 @@ class Service:
         async with AsyncExitStack() as stack:
             body = await stack.enter_async_context(self._shared.bodies.of(request))
             stack.enter_context(self._shared.queue.place())
-            wanted = await self._answers.wanted(request, body, embeds=True)
-            is_ready = self._shared.host.is_ready(wanted.model)
-            seated = self._shared.host.using(wanted.model, wanted.wait_s)
-            served: ServedVectors = await stack.enter_async_context(seated)
+            model, _ = await self._answers.wanted(body, embeds=True)
+            served: ServedVectors = await stack.enter_async_context(self._shared.host.using(model))
             await stack.enter_async_context(self._embedding)
 
             def compute() -> Iterator[str]:
@@ -253,14 +240,15 @@ class Service:
                 return answer.pieces()
 
             pieces = await in_thread(compute, served.model.cancel)
-            headers = loading_time(wanted.model, is_ready)
-            return StreamingResponse(pieces, headers=headers, media_type="application/json")
+            return StreamingResponse(pieces, media_type="application/json")
 
     async def _budget(self, request: Request) -> Response:
+        if request.method == "POST":
+            await self._set_budget(request)
         most_bytes = self._budget_limit.most_bytes
         return JSONResponse(asdict(self._loaded.budget) | {"most_bytes": most_bytes})
 
-    async def _set_budget(self, request: Request) -> Response:
+    async def _set_budget(self, request: Request) -> None:
         self._guard.check_admin(request.headers)
         async with self._shared.bodies.of(request) as body:
             size = self._budget_limit.budget_of(decoded(body))
@@ -273,7 +261,6 @@ class Service:
         with self._shared.host.staying():  # the next model is loaded with the new budget
             async with self._changing_budget:
                 await in_thread(change, lambda: None)
-            return await self._budget(request)
 
     @property
     def _loaded(self) -> Session:
@@ -305,17 +292,6 @@ def _apply_template(served: ServedText, content: object) -> dict[str, Any]:
 
 def _detokenize(served: ServedText, content: object) -> dict[str, Any]:
     return tokenizing.detokenize(served.model.tokenizer, content)
-
-
-def _allowed(request: Request) -> str:
-    """Methods that the routes of a request's path take; empty if there are none."""
-    found = {
-        method
-        for route in request.app.routes
-        if route.matches(request.scope)[0] is not Match.NONE
-        for method in route.methods
-    }
-    return ", ".join(sorted(found))
 
 
 _STATIC = files("edgespec.server").joinpath("static")

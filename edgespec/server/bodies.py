@@ -8,33 +8,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from starlette.requests import Request
 
 from edgespec.completions.refusals import Refusal, overloaded
 
 
-@dataclass(eq=False, slots=True)
-class _Body:
-    content: bytearray
-    time: asyncio.Timeout | None
-    """Time limit; None once the body is complete."""
-    is_evicted: bool = False
-
-
 class RequestBodies:
-    """Bodies of requests that arrive or wait for their turn, of `max_bytes` together.
-
-    If there is no room, the incomplete body that has been arriving longest is evicted.
-    """
+    """Bodies of requests that arrive or wait for their turn, of `max_bytes` together."""
 
     def __init__(self, max_body_bytes: int, max_bytes: int, patience_s: float) -> None:
         self._max_body_bytes = max_body_bytes
-        self._max_bytes = max_bytes
+        self._free_bytes = max_bytes
         self._patience_s = patience_s
-        self._bodies: list[_Body] = []
-        """Bodies in memory, oldest first."""
 
     @asynccontextmanager
     async def of(self, request: Request) -> AsyncIterator[bytearray]:
@@ -48,52 +34,25 @@ class RequestBodies:
             raise Refusal(415, message, code="unsupported_encoding")
         announced = request.headers.get("content-length", "0")
         self._check_size(int(announced) if announced.isdecimal() else 0)
-        body = _Body(bytearray(), None)
-        self._bodies.append(body)
+        body = bytearray()
         try:
-            async with self._in_time(body):
-                async for part in request.stream():
-                    self._check_size(len(body.content) + len(part))
-                    self._make_room(body, len(part))
-                    body.content += part
-            yield body.content
+            await self._receive(request, body)
+            yield body
         finally:
-            self._bodies.remove(body)
+            self._free_bytes += len(body)
 
-    @asynccontextmanager
-    async def _in_time(self, body: _Body) -> AsyncIterator[None]:
+    async def _receive(self, request: Request, body: bytearray) -> None:
         try:
-            async with asyncio.timeout(self._patience_s) as body.time:
-                yield
+            async with asyncio.timeout(self._patience_s):
+                async for part in request.stream():
+                    self._check_size(len(body) + len(part))
+                    if len(part) > self._free_bytes:
+                        raise overloaded("requests under way have all memory for bodies", "no_room")
+                    self._free_bytes -= len(part)
+                    body += part
         except TimeoutError:
-            if body.is_evicted:
-                raise self._no_room from None
             message = f"the body did not come within {self._patience_s:g} s"
             raise Refusal(408, message, code="body_too_slow") from None
-        finally:
-            body.time = None
-
-    def _make_room(self, body: _Body, n_bytes: int) -> None:
-        held = sum(len(other.content) for other in self._bodies)
-        for other in list(self._bodies):
-            if held + n_bytes <= self._max_bytes:
-                return
-            if other is not body and other.time is not None and not other.time.expired():
-                held -= len(other.content)
-                other.content.clear()
-                other.is_evicted = True
-                other.time.reschedule(0)
-                other.time = None
-        if held + n_bytes > self._max_bytes:
-            raise self._no_room
-
-    @property
-    def _no_room(self) -> Refusal:
-        return overloaded(
-            f"requests under way have {self._max_bytes:,} bytes, which is as much as this server "
-            "takes",
-            "no_room",
-        )
 
     def _check_size(self, n_bytes: int) -> None:
         if n_bytes > self._max_body_bytes:

@@ -35,9 +35,6 @@ class ClientLimits:
     """Seconds from the headers to the end of the body."""
     answer_s: float = 60
     """Seconds for which a client may stop reading its response."""
-    crowded_s: float = 2
-    """Seconds of these after which a connection whose request is not there makes way for another
-    one, if there are too many."""
     connections: int = 32
     """Most connections in addition to one for each running or waiting request."""
 
@@ -82,50 +79,42 @@ def limited(limits: ClientLimits, max_requests: int) -> dict[str, Any]:
 
 
 class _Connection(H11Protocol):
-    """uvicorn's connection, with a time limit on every wait for the client."""
+    """uvicorn's connection, with a time limit on every wait for the client.
+
+    uvicorn's own limit of silence between requests holds for the first one, too, and until the end
+    of the headers.
+    """
 
     limits: ClientLimits
     max_connections: int
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.logger = _NO_LOG
-        self._reading: asyncio.TimerHandle | None = None
-        self._writing: asyncio.TimerHandle | None = None
-        self._began_s = self.loop.time()
-        """Time of the connection or of the last response."""
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.logger = _NO_LOG
+        self._writing: asyncio.TimerHandle | None = None
         if hasattr(transport, "max_size"):  # asyncio's own transports read 256 KiB
             transport.max_size = READ_BYTES
         if len(self.connections) > self.max_connections:
-            self._longest_waiting().transport.abort()
-        self._time_headers()
+            transport.abort()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
 
-    def _longest_waiting(self) -> _Connection:
-        """The connection that has waited longest for its client, or this one: those of a burst have
-        waited for less than is long."""
-        crowded = self.loop.time() - self.limits.crowded_s
-        waiting = [
-            one
-            for one in self.connections
-            if isinstance(one, _Connection) and one._waits_for_client and one._began_s < crowded
-        ]
-        found = min(waiting, key=lambda one: one._began_s, default=self)
-        self.connections.discard(found)
-        return found
+    def timeout_keep_alive_handler(self) -> None:
+        """Close the connection, without waiting for a client that reads nothing."""
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._reading, self._writing):
-            if timer is not None:
-                timer.cancel()
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        timer, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
         super().data_received(data)
-        if not self._waits_for_headers and self._reading is not None:
-            self._reading.cancel()
+        if self.cycle is None or self.cycle.response_complete:
+            self.timeout_keep_alive_task = self.timeout_keep_alive_task or timer
+        elif timer is not None:
+            timer.cancel()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, unless an answer has begun already."""
@@ -133,10 +122,6 @@ class _Connection(H11Protocol):
             super().send_400_response(msg)
         else:
             self.transport.close()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._time_headers()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -151,20 +136,3 @@ class _Connection(H11Protocol):
         """HTTP/1.1 alone is spoken here: offers of other protocols are ignored, as RFC 9110 has it,
         and without uvicorn's advice to install libraries."""
         return False
-
-    def _time_headers(self) -> None:
-        """Start the timer for headers; the application times bodies, as it can still respond."""
-        if self._reading is not None:
-            self._reading.cancel()
-        self._began_s = self.loop.time()
-        if self._waits_for_headers:
-            self._reading = self.loop.call_later(self.limits.headers_s, self.transport.abort)
-
-    @property
-    def _waits_for_headers(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
-
-    @property
-    def _waits_for_client(self) -> bool:
-        """True until the end of the next request's body."""
-        return self._waits_for_headers or self.cycle.more_body

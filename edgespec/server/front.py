@@ -1,6 +1,6 @@
 """The front of a server: what every request passes before a route answers it.
 
-Names requests, checks hosts and origins, answers preflights, and reports each request at its end.
+Names requests, checks hosts and origins, and reports each request at its end.
 Knows ASGI, and no models.
 """
 
@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -55,6 +56,15 @@ class Front:
     ) -> None:
         """`answers` counts responses by status."""
         self._app = app
+        if guard.allowed_origins:
+            self._app = CORSMiddleware(
+                app,
+                guard.allowed_origins,
+                allow_methods=("GET", "POST"),
+                allow_headers=("*",),
+                allow_private_network=True,
+                expose_headers=("X-Request-Id", "Retry-After", "X-Ignored-Fields"),
+            )
         self._guard = guard
         self._log = log
         self._answers = Counter() if answers is None else answers
@@ -67,7 +77,7 @@ class Front:
         state = scope.setdefault("state", {})
         state["request_id"] = identity = _request_id(headers)
         left_out: list[str] = state.setdefault("left_out", [])
-        added = {"X-Request-Id": identity} | self._guard.cors_headers(headers)
+        added = {"X-Request-Id": identity}
         status = GONE
         sends_body = headers.get("expect", "").lower() != "100-continue"
 
@@ -113,10 +123,6 @@ class Front:
             self._guard.check_origin(headers)
         except Refusal as refusal:
             await refused(refusal, scope)(scope, receive, send)
-            return
-        if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-            response = Response(status_code=204, headers=self._guard.preflight_headers(headers))
-            await response(scope, receive, send)
             return
         path = _SLASHES.sub("/", scope["path"])  # clients join addresses by hand
         scope = {**scope, "path": path if path == "/" else path.removesuffix("/")}

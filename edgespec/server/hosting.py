@@ -10,35 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edgespec.completions.protocols.model_names import HostedModel, model_named, not_loaded
-from edgespec.completions.refusals import RETRY_AFTER_S, Refusal, overloaded
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, EdgespecError
 from edgespec.ports import Progress
 from edgespec.session.asynchronous import in_thread
 from edgespec.values import PagingStats
 
-Place = str
-"""Place of a model: `alone` with the budget for itself, `beside` in the room that another one
-leaves, or one of its own, by its name."""
-
-
-class HeldModel(Protocol):
-    """Protocol of a session or an embedder."""
-
-    @property
-    def paging(self) -> PagingStats: ...
-
-    def cancel(self) -> None:
-        """End what it is computing, from any thread."""
-
-    def close(self) -> None: ...
+_ENDS = "the server is shutting down"
+_LOOK_S = 0.02
+"""Seconds between looks at whether a model that has to leave is still in use."""
 
 
 class Served(Protocol):
@@ -48,20 +34,25 @@ class Served(Protocol):
     """True if an embedding model may be in memory beside it."""
 
     @property
-    def model(self) -> HeldModel: ...
+    def model(self) -> Any:
+        """The session or embedder."""
 
 
 @dataclass(slots=True, eq=False)
 class _Seat:
     model: HostedModel
     served: Any
+    is_beside: bool = False
+    """True for a model in the room that another one leaves."""
     n_users: int = 0
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
-    model: HostedModel
+class _Wish:
+    """Requests that wait for one model."""
+
     seat: asyncio.Future[_Seat]
+    n: int = 0
 
 
 class ModelHost:
@@ -71,32 +62,35 @@ class ModelHost:
         self,
         models: Sequence[HostedModel],
         load: Callable[[HostedModel, bool, Progress], Served],
-        on_change: Callable[[Served], None] = lambda _: None,
         together: bool = False,
     ) -> None:
         """`load` is called in a thread with a model, true if it is to be beside another one, and a
-        callback that raises Cancelled once the server ends. `on_change` is told each model that
-        then has the budget for itself. With `together`, all stay once they are loaded."""
+        callback that raises Cancelled once the server ends. With `together`, all stay once they are
+        loaded."""
         self.models = tuple(models)
         self.together = together
         self.n_loads = 0
         """Number of models loaded so far."""
         self._load = load
-        self._on_change = on_change
-        self._seats: dict[Place, _Seat] = {}
-        self._waiting: list[_Waiting] = []
+        self._seats: dict[HostedModel, _Seat] = {}
+        self._line: dict[HostedModel, _Wish] = {}
+        """Models that are waited for, in the order in which they were asked for."""
         self._loading: HostedModel | None = None
         self._progress = ("", 0.0)
-        self._change: asyncio.Task[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._work: asyncio.Task[None] | None = None
+        """Gives seats to those in line."""
         self._is_ending = False
         self._left = PagingStats()
         """Totals of the models that have left."""
 
     def seat(self, model: HostedModel, served: Served) -> None:
         """Take in a model that is loaded already."""
-        self._seats[self._places(model)[0]] = _Seat(model, served)
-        self._on_change(served)
+        self._seats[model] = _Seat(model, served)
+
+    @property
+    def loaded(self) -> list[Any]:
+        """The loaded models."""
+        return [seat.served for seat in list(self._seats.values())]
 
     @property
     def current(self) -> Any:
@@ -106,10 +100,7 @@ class ModelHost:
     @property
     def paging(self) -> PagingStats:
         """Passes, bytes and stalls of all models since the server began."""
-        total = self._left
-        for seat in self._seats.values():
-            total = _added(total, seat.served.model.paging)
-        return total
+        return _sum([self._left, *(served.model.paging for served in self.loaded)])
 
     def named(self, name: str | None, embeds: bool | None = None) -> HostedModel:
         """The model that a request names, see `model_named`. Raises Refusal."""
@@ -117,19 +108,21 @@ class ModelHost:
 
     def served(self, model: HostedModel) -> Any:
         """The loaded model; None while it is not in memory."""
-        seat = self._seat_of(model)
+        seat = self._seats.get(model)
         return seat.served if seat else None
 
     def is_ready(self, model: HostedModel) -> bool:
-        """True if a request to `model` need not wait for a change of models."""
-        return self._seat_of(model) is not None and not self._waiting
+        """True if a request to `model` need not wait: it is loaded, and has to leave for no other
+        one."""
+        seat = self._seats.get(model)
+        return seat is not None and not any(seat in self._leaving(one) for one in self._line)
 
     def state(self, model: HostedModel) -> dict[str, Any]:
         """The state of a model, as llama.cpp's router tells it, with the progress of loading."""
         if model is self._loading:
             doing, share = self._progress
             return {"value": "loading", "doing": doing, "progress": round(share, 3)}
-        if self._seat_of(model) is not None:
+        if model in self._seats:
             return {"value": "loaded"}
         failed = {"failed": True, "error": model.error} if model.error else {}
         return {"value": "unloaded", **failed}
@@ -142,17 +135,20 @@ class ModelHost:
         return f"{self._loading.name}: {doing or 'loading'} {share:.0%}"
 
     @asynccontextmanager
-    async def using(self, model: HostedModel, wait_s: float | None = None) -> AsyncIterator[Any]:
-        """The loaded model, which stays in memory until the block ends.
-
-        Waits for its turn, for `wait_s` seconds at most. Raises Refusal if that is not enough and
-        if the model cannot be loaded.
-        """
-        seat = await self._seated(model, wait_s)
+    async def using(self, model: HostedModel) -> AsyncIterator[Any]:
+        """The loaded model, which stays in memory until the block ends. Raises Refusal if it cannot
+        be loaded."""
+        if model.is_unusable:
+            raise not_loaded(model.name, str(model.error))
+        if self.is_ready(model):
+            seat = self._seats[model]
+            seat.n_users += 1
+        else:
+            seat = await self._seated(model)
         try:
             yield seat.served
         finally:
-            self._leave(seat)
+            seat.n_users -= 1
 
     @contextmanager
     def staying(self) -> Iterator[None]:
@@ -162,122 +158,106 @@ class ModelHost:
         try:
             yield
         finally:
-            self._leave(seat)
+            seat.n_users -= 1
 
     def stop(self) -> None:
         """End what is being loaded and computed, from any thread; nobody waits any longer."""
         self._is_ending = True
-        for seat in list(self._seats.values()):
-            seat.served.model.cancel()
-        if self._loop is not None:
-            with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._arrange)
+        for served in self.loaded:
+            served.model.cancel()
 
     def close(self) -> None:
         """Close the loaded models, once the event loop has ended."""
         self._is_ending = True
-        close_all(*self._taken_out(list(self._seats)))
+        close_all(*self._taken_out(list(self._seats.values())))
 
     @property
     def _first(self) -> _Seat:
         return min(self._seats.values(), key=lambda seat: seat.model.embeds)
 
-    async def _seated(self, model: HostedModel, wait_s: float | None) -> _Seat:
-        if model.is_unusable:
-            raise not_loaded(model.name, str(model.error))
-        self._loop = asyncio.get_running_loop()
-        waiting = _Waiting(model, self._loop.create_future())
-        self._waiting.append(waiting)
-        self._arrange()
+    async def _seated(self, model: HostedModel) -> _Seat:
+        """The seat of a model once it is loaded. Requests to one model wait together, so that all
+        are answered before it leaves; those behind another one wait even if their model is loaded,
+        so that nobody waits for ever."""
+        new = _Wish(asyncio.get_running_loop().create_future())
+        wish = self._line.setdefault(model, new)
+        wish.n += 1
+        if self._work is None:
+            self._work = asyncio.ensure_future(self._serve_line())
         try:
-            if wait_s is not None and not waiting.seat.done():
-                await asyncio.wait({waiting.seat}, timeout=wait_s)
-                if not waiting.seat.done():
-                    raise self._busy(model)
-            return await waiting.seat
-        except BaseException:
-            if waiting in self._waiting:
-                self._waiting.remove(waiting)
-            is_answered = waiting.seat.done() and not waiting.seat.cancelled()
-            if is_answered and waiting.seat.exception() is None:  # cancelled at the same moment
-                self._leave(waiting.seat.result())
+            await asyncio.wait({wish.seat})
+        except asyncio.CancelledError:
+            if not wish.seat.done():
+                wish.n -= 1
+            elif wish.seat.exception() is None:  # cancelled at the same moment
+                wish.seat.result().n_users -= 1
             raise
+        return wish.seat.result()
 
-    def _busy(self, model: HostedModel) -> Refusal:
-        """The refusal of a request that would not wait; the model is loaded meanwhile."""
-        refusal = overloaded(
-            self.told_progress(model), "loading", max(RETRY_AFTER_S, round(model.load_s))
-        )
-        _, share = self._progress
-        refusal.headers["X-Loading-Progress"] = f"{share:.3f}"
-        refusal.figures["progress_percent"] = round(100 * share)
-        return refusal
-
-    def _leave(self, seat: _Seat) -> None:
-        seat.n_users -= 1
-        self._arrange()
-
-    def _arrange(self) -> None:
-        """Seat requests whose models are loaded, and begin the change that the first other needs.
-
-        Requests behind that one wait even if their model is loaded, so that none waits for ever.
-        """
-        blocked: set[Place] = set()
-        wanted: HostedModel | None = None
-        for waiting in list(self._waiting):
-            place = self._place_of(waiting.model)
-            if self._is_ending:
-                self._answer(waiting, Cancelled("the server is shutting down"))
-            elif place is not None and place not in blocked:
-                self._answer(waiting, self._seats[place])
+    async def _serve_line(self) -> None:
+        """Load the models in line, one after the other, and tell those who wait for each."""
+        while self._line:
+            model, wish = next(iter(self._line.items()))
+            try:
+                seat = await self._when_loaded(model, wish)
+            except Exception as error:  # noqa: BLE001 - those who wait for the model are told
+                wish.seat.set_exception(self._failure(model, error))
+                wish.seat.exception()  # nobody may be waiting any longer
             else:
-                blocked.update(self._places(waiting.model))
-                wanted = wanted or waiting.model
-        if wanted is None or self._change is not None:
-            return
-        leaving = [place for place in self._places(wanted) if place in self._seats]
-        if not any(self._seats[place].n_users for place in leaving):
-            self._change = asyncio.ensure_future(self._switch(wanted, leaving))
+                if seat is not None:
+                    seat.n_users += wish.n
+                    wish.seat.set_result(seat)
+            del self._line[model]
+        self._work = None
 
-    def _answer(self, waiting: _Waiting, found: _Seat | BaseException) -> None:
-        self._waiting.remove(waiting)
-        if waiting.seat.done():  # cancelled, and its task has not run since
-            return
-        if isinstance(found, _Seat):
-            found.n_users += 1
-            waiting.seat.set_result(found)
-        else:
-            waiting.seat.set_exception(found)
+    def _failure(self, model: HostedModel, error: Exception) -> Exception:
+        if self._is_ending:
+            return Cancelled(_ENDS)
+        model.error = _told(error)
+        return not_loaded(model.name, model.error)
 
-    async def _switch(self, model: HostedModel, leaving: list[Place]) -> None:
-        """Unload the models at `leaving`, load `model`, and seat all who wait for it."""
-        place = self._places(model)[0]
+    async def _when_loaded(self, model: HostedModel, wish: _Wish) -> _Seat | None:
+        """The seat of a model, after others have left for it; None if nobody wants it any more."""
+        while wish.n and not self._is_ending:
+            leaving = self._leaving(model)
+            if model in self._seats:
+                return self._seats[model]
+            if not any(seat.n_users for seat in leaving):
+                return await self._switch(model, leaving)
+            await asyncio.sleep(_LOOK_S)
+        if self._is_ending:
+            raise Cancelled(_ENDS)
+        return None
+
+    def _leaving(self, model: HostedModel) -> list[_Seat]:
+        """The loaded models that have to leave for `model`."""
+        others = [seat for seat in self._seats.values() if seat.model is not model]
+        if self.together:
+            return []
+        if self._comes_beside(model):
+            return [seat for seat in others if seat.is_beside]
+        return others
+
+    def _comes_beside(self, model: HostedModel) -> bool:
+        alone = [seat for seat in self._seats.values() if not seat.is_beside]
+        return model.fits_beside and all(seat.served.leaves_room for seat in alone)
+
+    async def _switch(self, model: HostedModel, leaving: Sequence[_Seat]) -> _Seat:
+        """Unload the models at `leaving` and load `model`."""
+        is_beside = not self.together and self._comes_beside(model)
         self._loading, self._progress = model, ("unloading", 0.0)
-        began = time.monotonic()
-        failure: str | None = None
         closes = self._taken_out(leaving)  # here, so that no request is seated there any more
         try:
-            served = await in_thread(lambda: self._replaced(model, closes, place), self.stop)
-        except Exception as error:  # noqa: BLE001 - those who wait for the model are told
-            failure = _told(error)
-        else:
-            self._seats[place] = _Seat(model, served)
-            self.n_loads += 1
-            model.load_s = time.monotonic() - began
-            if place != "beside":
-                self._on_change(served)
+            served = await in_thread(lambda: self._replaced(model, closes, is_beside), self.stop)
         finally:
-            self._loading = self._change = None
-        model.error = None if self._is_ending else failure
-        for waiting in [one for one in self._waiting if one.model is model]:
-            if failure is None:
-                self._answer(waiting, self._seats[place])
-            elif not self._is_ending:
-                self._answer(waiting, not_loaded(model.name, failure))
-        self._arrange()
+            self._loading = None
+        model.error = None
+        self.n_loads += 1
+        self._seats[model] = seat = _Seat(model, served, is_beside)
+        return seat
 
     def _replaced(
-        self, model: HostedModel, closes: list[Callable[[], None]], place: Place
+        self, model: HostedModel, closes: list[Callable[[], None]], is_beside: bool
     ) -> Served:
         """The loaded model, after those before it have been closed; runs in a thread."""
         close_all(*closes)
@@ -287,45 +267,28 @@ class ModelHost:
         def report(doing: str, share: float) -> None:
             self._progress = doing, share
             if self._is_ending:
-                raise Cancelled("the server is shutting down")
+                raise Cancelled(_ENDS)
 
         report("opening", 0.0)
-        served = self._load(model, place == "beside" or bool(self._seats), report)
+        served = self._load(model, is_beside or bool(self._seats), report)
         if self._is_ending:
             served.model.close()
-            raise Cancelled("the server is shutting down")
+            raise Cancelled(_ENDS)
         return served
 
-    def _taken_out(self, places: Sequence[Place]) -> list[Callable[[], None]]:
-        """Functions that close the models at `places`, which are no longer there."""
-        seats = [self._seats.pop(place) for place in places]
+    def _taken_out(self, seats: Sequence[_Seat]) -> list[Callable[[], None]]:
+        """Functions that close models, which are no longer loaded."""
         for seat in seats:
-            self._left = _added(self._left, seat.served.model.paging)
+            del self._seats[seat.model]
+            self._left = _sum([self._left, seat.served.model.paging])
         return [seat.served.model.close for seat in seats]
 
-    def _places(self, model: HostedModel) -> tuple[Place, ...]:
-        """The places that a model needs, its own first."""
-        if self.together:
-            return (f"of {model.name}",)
-        alone = self._seats.get("alone")
-        if model.fits_beside and (alone is None or alone.served.leaves_room):
-            return ("beside",)
-        return ("alone", "beside")
 
-    def _place_of(self, model: HostedModel) -> Place | None:
-        return next((p for p, seat in self._seats.items() if seat.model is model), None)
-
-    def _seat_of(self, model: HostedModel) -> _Seat | None:
-        place = self._place_of(model)
-        return None if place is None else self._seats[place]
-
-
-def _added(total: PagingStats, more: PagingStats) -> PagingStats:
+def _sum(stats: Sequence[PagingStats]) -> PagingStats:
     return PagingStats(
-        passes=total.passes + more.passes,
-        bytes_read=total.bytes_read + more.bytes_read,
-        stall_s=total.stall_s + more.stall_s,
-        merge_s=total.merge_s + more.merge_s,
+        passes=sum(one.passes for one in stats),
+        bytes_read=sum(one.bytes_read for one in stats),
+        stall_s=sum(one.stall_s for one in stats),
     )
 
 

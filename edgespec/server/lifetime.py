@@ -98,8 +98,6 @@ class Server:
         self._figures = ServerFigures()
         self._max_prompt_tokens = max_prompt_tokens
         self._answer_limits = answer_limits
-        self._together = together
-        self._queue = Queue(max_waiting, 0 if together else 1)
         self.named = model if len(models) < 2 else f"{len(models)} models"
         """Name of the model, or number of models, for people."""
         if not models:
@@ -113,7 +111,11 @@ class Server:
             assert load is not None
             return self._served(one.name, load(one, beside, progress))
 
-        self._host = ModelHost(models, load_served, self._resize, together)
+        self._host = ModelHost(models, load_served, together)
+        self._queue = Queue(
+            max_waiting,
+            lambda: [one.turns for one in self._host.loaded if isinstance(one, ServedText)],
+        )
         self.chat_refusal: str | None = None
         """Reason why the loaded model cannot answer conversations; None if it can."""
         if session is not None:
@@ -155,25 +157,17 @@ class Server:
     def _served(self, name: str, loaded: LoadedModel) -> Served:
         if isinstance(loaded.model, Embedder):
             return ServedVectors(loaded.model, name)
-        session, queue = loaded.model, self._queue
-        turns = queue.beside(session.n_parallel) if self._together else queue
         return ServedText(
-            session,
+            loaded.model,
             name,
             self._stored,
             self._figures.count,
-            queue,
-            turns,
+            self._queue,
             self._max_prompt_tokens,
             loaded.sampling,
             self._answer_limits,
             loaded.leaves_room,
         )
-
-    def _resize(self, served: Served) -> None:
-        """Let as many requests run at once as the model answers."""
-        if isinstance(served, ServedText) and not self._together:
-            self._queue.resize(served.model.n_parallel)
 
     def run(self, listener: socket.socket) -> None:
         """Serve until `stop` or `drain`. The caller closes the socket."""

@@ -88,17 +88,15 @@ class ServedText:
         stored: StoredResponses,
         on_result: OnResult,
         queue: Queue,
-        turns: Turns,
         max_prompt_tokens: int | None = None,
         sampling: Mapping[str, Any] | None = None,
         limits: AnswerLimits = NO_LIMITS,
         leaves_room: bool = False,
     ) -> None:
-        """`sampling` has defaults for requests; None: `session.chat_sampling`. `turns` are those of
-        this model's requests, which are in `queue`."""
+        """`sampling` has defaults for requests; None: `session.chat_sampling`."""
         self.name = name
         self.model = session
-        self.turns = turns
+        self.turns = Turns(session.n_parallel)
         self.leaves_room = leaves_room
         self.completions = Completions(
             session,
@@ -109,7 +107,7 @@ class ServedText:
             fingerprint=fingerprint(session.target),
             limits_answers=True,
             on_result=on_result,
-            n_at_once=partial(queue.n_for_each, turns),
+            n_at_once=partial(queue.n_for_each, self.turns),
             writes_ahead=True,
             reasoning_budget=limits.reasoning_tokens,
             check_open=_refuse_cut,

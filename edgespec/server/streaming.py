@@ -15,7 +15,7 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-COMMENT_S = 15.0
+COMMENT_S = 5.0
 """Seconds of silence after which a comment is sent, so that nobody on the way gives up."""
 COMMENT = ": waiting\n\n"
 DONE = "data: [DONE]\n\n"

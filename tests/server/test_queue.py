@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from edgespec.completions.refusals import Refusal
-from edgespec.server.queueing import Queue
+from edgespec.server.queueing import Queue, Turns
 
 
 class QueueTrial:
     """Requests of named clients, each of which ends when it is told to."""
 
-    def __init__(self, queue: Queue) -> None:
-        self.queue = queue
+    def __init__(self, max_waiting: int, n_slots: int = 1, pool_bytes: int = 16) -> None:
+        self.turns = Turns(n_slots, pool_bytes)
+        self.queue = Queue(max_waiting, lambda: [self.turns])
         self.begun: list[str] = []
         self.refused: list[str] = []
         self._ends: dict[str, asyncio.Event] = {}
@@ -51,7 +52,7 @@ class QueueTrial:
     async def _request(self, name: str) -> None:
         try:
             with self.queue.place():
-                async with self.queue.turn(self._bytes_of(name)):
+                async with self.turns.turn(self._bytes_of(name)):
                     self.begun.append(name)
                     await self._ends[name].wait()
         except Refusal as refusal:
@@ -71,7 +72,7 @@ def run(trial: Coroutine[Any, Any, None]) -> None:
 @pytest.mark.parametrize("n_slots", [1, 3])
 def test_requests_are_answered_in_their_order(n_slots: int) -> None:
     async def trial() -> None:
-        asked = QueueTrial(Queue(9, n_slots))
+        asked = QueueTrial(9, n_slots)
         for i in range(6):
             await asked.ask(f"a{i}")
         assert asked.begun == [f"a{i}" for i in range(n_slots)]
@@ -85,7 +86,7 @@ def test_requests_are_answered_in_their_order(n_slots: int) -> None:
 
 def test_who_leaves_the_line_is_passed_over() -> None:
     async def trial() -> None:
-        asked = QueueTrial(Queue(9))
+        asked = QueueTrial(9)
         for name in ("a0", "a1", "b0", "a2"):
             await asked.ask(name)
         await asked.leave("a1")
@@ -99,7 +100,7 @@ def test_who_leaves_the_line_is_passed_over() -> None:
 
 def test_a_full_queue_refuses_the_next_one() -> None:
     async def trial() -> None:
-        asked = QueueTrial(Queue(2))
+        asked = QueueTrial(2)
         for name in ("a0", "b0", "c0", "d0", "a1"):
             await asked.ask(name)
         assert asked.refused == ["d0", "a1"]
@@ -113,7 +114,7 @@ def test_a_full_queue_refuses_the_next_one() -> None:
 
 def test_requests_without_bytes_pass_those_that_wait_for_them() -> None:
     async def trial() -> None:
-        asked = QueueTrial(Queue(9, 4, pool_bytes=16))
+        asked = QueueTrial(9, 4, pool_bytes=16)
         for name in ("a0+8", "b0+8", "c0+8", "c1", "d0"):
             await asked.ask(name)
         assert asked.begun == ["a0+8", "b0+8", "c1", "d0"]
@@ -128,7 +129,7 @@ def test_requests_without_bytes_pass_those_that_wait_for_them() -> None:
 
 def test_who_needs_many_bytes_is_not_passed_by_those_who_need_few() -> None:
     async def trial() -> None:
-        asked = QueueTrial(Queue(9, 4, pool_bytes=16))
+        asked = QueueTrial(9, 4, pool_bytes=16)
         for name in ("a0+8", "b0+16", "c0+4", "d0+4"):
             await asked.ask(name)
         assert asked.begun == ["a0+8"]
@@ -143,14 +144,14 @@ def test_who_needs_many_bytes_is_not_passed_by_those_who_need_few() -> None:
 
 def test_who_leaves_while_waiting_for_bytes_lets_those_behind_begin() -> None:
     async def trial() -> None:
-        asked = QueueTrial(Queue(9, 4, pool_bytes=16))
+        asked = QueueTrial(9, 4, pool_bytes=16)
         for name in ("a0+8", "b0+16", "c0+8"):
             await asked.ask(name)
         assert asked.begun == ["a0+8"]
         await asked.leave("b0+16")
         assert asked.begun == ["a0+8", "c0+8"]
         await asked.end_all()
-        assert asked.queue._free_bytes == 16
+        assert asked.turns._free_bytes == 16
 
     run(trial())
 
@@ -159,7 +160,7 @@ def test_who_leaves_while_waiting_for_bytes_lets_those_behind_begin() -> None:
 def test_whatever_clients_do_no_turn_is_lost(seed: int) -> None:
     async def trial() -> None:
         chance = random.Random(seed)
-        asked = QueueTrial(Queue(chance.randrange(6), chance.randrange(1, 4), pool_bytes=16))
+        asked = QueueTrial(chance.randrange(6), chance.randrange(1, 4), pool_bytes=16)
         n_asked = dict.fromkeys("abcd", 0)
         for _ in range(80):
             match chance.choice(["ask", "ask", "end", "leave"]):
@@ -172,11 +173,11 @@ def test_whatever_clients_do_no_turn_is_lost(seed: int) -> None:
                     await asked.end(chance.choice(asked.begun))
                 case "leave" if asked._tasks:
                     await asked.leave(chance.choice(list(asked._tasks)))
-            assert asked.queue.n_processing <= asked.queue.n_slots
-            assert asked.queue._free_bytes >= 0
+            assert asked.queue.n_processing <= asked.turns.n_slots
+            assert asked.turns._free_bytes >= 0
         await asked.end_all()
         assert (asked.queue.n_processing, asked.queue.n_in_progress) == (0, 0)
-        assert not asked.queue._waiting
-        assert asked.queue._free_bytes == 16
+        assert not asked.turns._waiting
+        assert asked.turns._free_bytes == 16
 
     run(trial())

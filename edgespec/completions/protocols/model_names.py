@@ -29,8 +29,6 @@ class HostedModel:
     """Reason why it could not be planned, or not loaded the last time."""
     is_unusable: bool = False
     """True if no model has to leave to know that it cannot be loaded."""
-    load_s: float = 0.0
-    """Seconds that loading took the last time."""
 
 
 Model = TypeVar("Model", bound=HostedModel)
