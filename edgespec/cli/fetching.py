@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec import extras
 from edgespec.cli.console import Console
-from edgespec.errors import UsageError
+from edgespec.errors import EdgespecError, ModelError, UsageError, marked
+from edgespec.files import gguf_names
 from edgespec.models import packaged
 from edgespec.settings import hub_reference
+from edgespec.settings.hub_reference import HubReference
 from edgespec.settings.units import auto_bounds, format_size, parse_size
 
 if TYPE_CHECKING:
@@ -26,13 +29,20 @@ SYSTEM = "You are a helpful assistant."
 _FLAGS = (("hf_repo", "model", "-hf", "-m"), ("hf_repo_draft", "draft", "-hfd", "-md"))
 
 
-def fetch_named(args: argparse.Namespace) -> list[str]:
+Heads = Mapping[str, Path | str]
+"""Drafting heads beside a model by their files, with their places here or on the hub, in the order
+in which they are tried."""
+
+
+def fetch_named(args: argparse.Namespace) -> tuple[list[str], Heads]:
     """Fetch the models of `-hf` and `-hfd` and set `model` and `draft` to their files.
 
-    Returns notes. Raises UsageError, FetchError and ModelError.
+    Returns notes, and the heads beside the model, which are not fetched yet. Raises UsageError,
+    FetchError and ModelError.
     """
     console = Console(quiet="quiet" in args)
     notes: list[str] = []
+    heads: Heads = {}
     for name, setting, flag, other in _FLAGS:
         if name not in args:
             continue
@@ -41,7 +51,40 @@ def fetch_named(args: argparse.Namespace) -> list[str]:
         fetched = fetch(getattr(args, name), console, takes_heads=setting == "draft")
         setattr(args, setting, fetched.path)
         notes += [*fetched.notes, f"{getattr(args, name)} is {fetched.model.name}"]
-    return notes
+        if setting == "model":
+            repo = hub_reference.parse(getattr(args, name)).repo
+            heads = {head: str(HubReference(repo, path=head)) for head in fetched.heads}
+    return notes, heads
+
+
+def heads_in(folder: Path) -> Heads:
+    """The drafting heads in a model's folder."""
+    sizes = {file.name: file.stat().st_size for file in folder.glob(f"*{gguf_names.SUFFIX}")}
+    return {name: folder / name for name in gguf_names.heads(sizes)}
+
+
+def head_beside(model: Path, heads: Heads, console: Console, notes: list[str]) -> Path | None:
+    """The first of the heads that is run and fits the model, which is fetched if it is not here;
+    without one, a note says why."""
+    from edgespec import registry
+
+    reasons = []
+    for name, place in heads.items():
+        try:
+            if (kind := gguf_names.kind_of_head(name)) not in gguf_names.RUN_HEADS:
+                raise ModelError(f"{kind} heads are not run from files of their own")
+            path = fetch(place, console, True).path if isinstance(place, str) else place
+            head, has = registry.describe(path).head, registry.describe(model).embedding_length
+            if head is None or head.hidden_size != has:
+                size = f"states of {head.hidden_size} values" if head else "none"
+                raise ModelError(f"it reads {size}, and the model has {has}")
+        except EdgespecError as error:
+            reasons.append(f"{name} ({marked(error)})")
+        else:
+            return path
+    if reasons:
+        notes.append(f"no head beside {model.name} is used: {', '.join(reasons)}")
+    return None
 
 
 def fetch_packaged(name: str, console: Console) -> Path:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
@@ -107,7 +108,7 @@ def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
     Raises UsageError, ModelError, FetchError, and BudgetError where the process has no room.
     """
     room.check(OPENED_BYTES, "this command")
-    notes = fetching.fetch_named(args)
+    notes, heads = fetching.fetch_named(args)
     known = LoadSettings.known() | GenerateSettings.known()
     flags = {name: value for name, value in vars(args).items() if name in known}
     file = find_config(args.config) if "config" in args else None
@@ -117,7 +118,7 @@ def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
     _settle_draft(flags, config, notes, Spelling(file, frozenset(config)))
     settings = defaults | config | flags
     names = Spelling(file, frozenset(config.keys() - flags.keys()))
-    _choose_models(settings, notes, names)
+    _choose_models(settings, notes, names, heads, Console(quiet="quiet" in args))
     if settings.get("draft") == OWN_DRAFT:
         load = _validated(settings, LoadSettings, names)
         settings["draft"] = fetching.draft_from_target(load, Console(quiet="quiet" in args))
@@ -267,7 +268,16 @@ def _settle_draft(
         config.pop("no_draft", None)
 
 
-def _choose_models(settings: dict[str, Any], notes: list[str], names: Spelling) -> None:
+def _choose_models(
+    settings: dict[str, Any],
+    notes: list[str],
+    names: Spelling,
+    heads: fetching.Heads,
+    console: Console,
+) -> None:
+    given = settings.get("model")
+    if isinstance(given, str | Path) and Path(given).is_dir():
+        heads = fetching.heads_in(Path(given))
     for role in ("model", "draft"):
         if role == "draft" and settings.get(role) == SELF:
             settings[role] = OWN_DRAFT
@@ -275,7 +285,7 @@ def _choose_models(settings: dict[str, Any], notes: list[str], names: Spelling) 
             settings[role] = _named_in(names, role, settings[role])
     if "model" in settings:
         if not any(settings.get(name) for name in ("draft", "no_draft")):
-            _add_own_draft(settings, notes)
+            _add_own_draft(settings, notes, heads, console)
         return
     if "draft" in settings:
         said = f"{setting.draft} needs the model it drafts for: name it with {setting.model}"
@@ -286,12 +296,16 @@ def _choose_models(settings: dict[str, Any], notes: list[str], names: Spelling) 
         settings["draft"] = pair.draft
 
 
-def _add_own_draft(settings: dict[str, Any], notes: list[str]) -> None:
-    """Use the draft that comes with the model or was made from it before, if there is one."""
+def _add_own_draft(
+    settings: dict[str, Any], notes: list[str], heads: fetching.Heads, console: Console
+) -> None:
+    """Use the draft that comes with the model, the head that stands beside it, or the draft that
+    was made from it before, if there is one."""
     model, budget = settings["model"], settings.get("memory_budget", "auto")
     if not isinstance(model, Path) or not isinstance(budget, int | str):
         return  # reported when settings are made of them
-    draft = own_draft(model) or _made_before(model, budget)
+    beside = partial(fetching.head_beside, model, heads, console, notes)
+    draft = own_draft(model) or beside() or _made_before(model, budget)
     if draft is None:
         return
     settings["draft"] = draft
@@ -305,8 +319,8 @@ def _add_own_draft(settings: dict[str, Any], notes: list[str]) -> None:
         )
     else:
         notes.append(
-            f"{draft.stem} guesses for {packaged.named(model)} where that pays: --no-draft does "
-            "without"
+            f"{draft.stem} guesses for {packaged.named(model) or model.stem} where that pays: "
+            "--no-draft does without"
         )
 
 

@@ -68,10 +68,11 @@ def choose(reference: HubReference, files: Iterable[HubFile]) -> HubModel:
     """
     everything = list(files)
     models, graphs = gguf_models(everything), onnx_models(everything)
-    heads = [] if models or graphs else gguf_models(everything, heads=True)
+    heads = gguf_models(everything, heads=True)
     if not models and not graphs and not (reference.takes_heads and heads):
         raise ModelError(_nothing_here(reference, everything, heads))
-    models = models or heads
+    if reference.takes_heads and (reference.path or not models):
+        models += heads
     named = [model for model in models if reference.names(file.name for file in model.files)]
     graphs_named = [graph for graph in graphs if reference.names([graph.files[0].name])]
     # an underscore belongs to a quantisation: Q4_K is not Q4_K_M

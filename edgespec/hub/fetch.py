@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +27,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.hf_api import RepoSibling
 
 from edgespec.errors import EdgespecError, FetchError, ModelError, UsageError
+from edgespec.files import gguf_names
 from edgespec.hub.choice import HubFile, HubModel, choose
 from edgespec.hub.download import TIMEOUT_S, Download, HubFailure
 from edgespec.hub.repository_cache import RepositoryCache
@@ -47,6 +48,8 @@ class Fetched:
     path: Path
     """The file to load; the first part of a split model."""
     model: HubModel
+    heads: tuple[str, ...] = ()
+    """Files of the drafting heads in its repository, in the order in which they are tried."""
     notes: tuple[str, ...] = ()
 
 
@@ -109,7 +112,7 @@ class Hub:
                     one.run(report)
         paths = [cache.place(commit, one.name, one.destination.name) for one in downloads]
         cache.set_newest(commit)
-        return Fetched(paths[0], model)
+        return Fetched(paths[0], model, _heads(files))
 
     def _listed(self, repo: str) -> tuple[str, list[HubFile]]:
         """The newest commit of a repository and its files, without names that lead out of it.
@@ -176,9 +179,10 @@ class Hub:
             raise FetchError(
                 f"{reference} is not in {self.cache}, and {reason}: fetch it when you are online"
             )
-        model = choose(reference, [HubFile(name, p.stat().st_size) for name, p in paths.items()])
+        files = [HubFile(name, path.stat().st_size) for name, path in paths.items()]
+        model = choose(reference, files)
         note = f"{reference}: {reason}; the model in the cache is used"
-        return Fetched(paths[model.files[0].name], model, (note,))
+        return Fetched(paths[model.files[0].name], model, _heads(files), (note,))
 
     @contextmanager
     def _translated_errors(self, reference: HubReference) -> Iterator[None]:
@@ -215,6 +219,10 @@ class Hub:
                 f"{reference} cannot be stored in {self.cache} ({error.strerror or error})",
                 "free some space, or let HF_HOME name another folder, and run the command again",
             ) from error
+
+
+def _heads(files: Iterable[HubFile]) -> tuple[str, ...]:
+    return tuple(gguf_names.heads({file.name: file.size_bytes for file in files}))
 
 
 def _is_inside(name: object) -> bool:
