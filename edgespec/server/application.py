@@ -53,7 +53,9 @@ class Service:
     """The routes and their shared state."""
 
     def __init__(self, shared: Shared, guard: Guard, budget_limit: BudgetLimit) -> None:
-        self._shared = shared
+        self._host, self._queue, self._bodies = shared.host, shared.queue, shared.bodies
+        self._figures, self._failures = shared.figures, shared.failures
+        self._on_budget = shared.on_budget
         self._budget_limit = budget_limit
         self._guard = guard
         self._answers = Answers(shared)
@@ -69,19 +71,14 @@ class Service:
             ("/models", self._models, "GET"),
             ("/models/{name:path}", self._model, "GET"),
             ("/embeddings", self._embeddings, "POST"),
-            ("/messages/count_tokens", partial(self._computed, _count), "POST"),
-            ("/chat/completions/input_tokens", partial(self._computed, _count_chat), "POST"),
-            ("/tokenize", partial(self._computed, _tokenize), "POST"),
-            ("/apply-template", partial(self._computed, _apply_template), "POST"),
             ("/props", self._props, "GET"),
             ("/slots", self._slots, "GET"),
-            ("/rerank", self._rerank, "POST"),
             ("/api/tags", self._tags, "GET"),
             ("/api/version", self._version, "GET"),
             ("/api/show", self._show, "POST"),
-            ("/detokenize", partial(self._computed, _detokenize), "POST"),
             ("/budget", self._budget, "GET POST"),
             *((door.path, partial(self._answers.complete, door), "POST") for door in DOORS),
+            *((path, partial(self._computed, by), "POST") for path, by in _COMPUTED.items()),
         ]
         routes = [
             # these routes need no key
@@ -108,11 +105,11 @@ class Service:
                     request.state.client = self._guard.check_key(request.headers)
                 return await handler(request)
             except ClientDisconnect:
-                self._shared.figures.cancelled += 1
+                self._figures.cancelled += 1
                 request.state.is_gone = True
                 return Response(status_code=GONE)
             except Exception as error:  # noqa: BLE001 - every request gets a response
-                return self._shared.failures.refuse(error, request)
+                return self._failures.refuse(error, request)
 
         return guarded
 
@@ -123,38 +120,36 @@ class Service:
         if allowed := headers.get("Allow"):
             message = f"{path} takes {allowed}, not {request.method}"
             refusal = Refusal(405, message, code="method_not_allowed", headers=headers)
-        return self._shared.failures.refuse(refusal, request)
+        return self._failures.refuse(refusal, request)
 
     async def _health(self, request: Request) -> Response:
-        if self._shared.failures.loss is not None:
-            return self._shared.failures.refuse(self._shared.failures.loss, request)
-        queue = self._shared.queue
-        return JSONResponse(
-            {
-                "status": "ok",
-                "requests_in_progress": queue.n_in_progress,
-                "slots_idle": queue.n_slots - queue.n_processing,
-                "slots_processing": queue.n_processing,
-            }
-        )
+        if self._failures.loss is not None:
+            return self._failures.refuse(self._failures.loss, request)
+        told = {
+            "status": "ok",
+            "requests_in_progress": self._queue.n_in_progress,
+            "slots_idle": self._queue.n_slots - self._queue.n_processing,
+            "slots_processing": self._queue.n_processing,
+        }
+        return JSONResponse(told)
 
     async def _metrics(self, request: Request) -> Response:
-        text = self._shared.figures.text(self._shared.queue, self._shared.host)
+        text = self._figures.text(self._queue, self._host)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def _models(self, request: Request) -> Response:
-        models = [*map(self._described, self._shared.host.models)]
+        models = [*map(self._described, self._host.models)]
         ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"], "has_more": False}
         return JSONResponse({"object": "list", "data": models, **ends})
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if len(self._shared.host.models) == 1 and name != self._shared.host.models[0].name:
+        if len(self._host.models) == 1 and name != self._host.models[0].name:
             raise Refusal(404, f"this server has no model {name!r}", code="model_not_found")
-        return JSONResponse(self._described(self._shared.host.named(name)))
+        return JSONResponse(self._described(self._host.named(name)))
 
     def _described(self, model: HostedModel) -> dict[str, Any]:
-        served = self._shared.host.served(model)
+        served = self._host.served(model)
         return {
             "id": model.name,
             "object": "model",
@@ -166,56 +161,47 @@ class Service:
             "kind": "embedding" if model.embeds else "text",
             "size_bytes": model.size_bytes,
             "smallest_budget_bytes": model.smallest_bytes,
-            "status": self._shared.host.state(model),
+            "status": self._host.state(model),
             **(served.details if served is not None else {}),
         }
 
     async def _props(self, request: Request) -> Response:
-        async with self._shared.host.using(self._shared.host.named(None, False)) as served:
-            n_ctx, n_slots = served.model.target.n_ctx, self._shared.queue.n_slots
+        async with self._host.using(self._host.named(None, False)) as served:
+            n_ctx, n_slots = served.model.target.n_ctx, self._queue.n_slots
             return JSONResponse(llama_routes.props(served.completions, n_ctx, n_slots))
 
     async def _slots(self, request: Request) -> Response:
-        async with self._shared.host.using(self._shared.host.named(None, False)) as served:
-            queue, n_ctx = self._shared.queue, served.model.target.n_ctx
-            told = llama_routes.slots(n_ctx, queue.n_slots, queue.n_processing)
+        async with self._host.using(self._host.named(None, False)) as served:
+            n_ctx, n_busy = served.model.target.n_ctx, self._queue.n_processing
+            slots = range(self._queue.n_slots)
+            told = [{"id": one, "n_ctx": n_ctx, "is_processing": one < n_busy} for one in slots]
             return JSONResponse(told)
 
-    async def _rerank(self, request: Request) -> Response:
-        raise Refusal(
-            400,
-            "this server does not rank texts: compare vectors of /v1/embeddings",
-            code="unsupported_route",
-        )
-
     async def _tags(self, request: Request) -> Response:
-        return JSONResponse({"models": [*map(ollama_routes.tag, self._shared.host.models)]})
+        return JSONResponse({"models": [*map(ollama_routes.tag, self._host.models)]})
 
     async def _version(self, request: Request) -> Response:
         return JSONResponse({"version": extras.installed_version()})
 
     async def _show(self, request: Request) -> Response:
-        async with self._shared.bodies.of(request) as body:
+        async with self._bodies.of(request) as body:
             fields = llama_routes.as_fields(decoded(body))
         name = fields.get("model") or fields.get("name")
-        model = self._shared.host.named(str(name) if name else None)
-        served = self._shared.host.served(model)
-        info = None if served is None else served.model.target
-        template = served.completions.template if isinstance(served, ServedText) else None
-        told = ollama_routes.shown(
-            model, info.architecture if info else "", info.n_ctx if info else 0, template
-        )
-        return JSONResponse(told)
+        model = self._host.named(str(name) if name else None)
+        served = self._host.served(model)
+        template = served.completions.template if isinstance(served, ServedText) else ""
+        info = served and served.model.target
+        return JSONResponse(ollama_routes.shown(model, info, template))
 
     async def _computed(
         self, compute: Callable[[ServedText, object], dict[str, Any]], request: Request
     ) -> Response:
         """The answer that `compute` gives with the model that a request names, and its body."""
         async with AsyncExitStack() as stack:
-            body = await stack.enter_async_context(self._shared.bodies.of(request))
+            body = await stack.enter_async_context(self._bodies.of(request))
             model, _ = await self._answers.wanted(body)
-            served: ServedText = await stack.enter_async_context(self._shared.host.using(model))
-            await stack.enter_async_context(self._shared.queue.preparing)
+            served: ServedText = await stack.enter_async_context(self._host.using(model))
+            await stack.enter_async_context(self._queue.preparing)
 
             def computed() -> dict[str, Any]:
                 with leaving_out(request.state.left_out):
@@ -225,10 +211,10 @@ class Service:
 
     async def _embeddings(self, request: Request) -> Response:
         async with AsyncExitStack() as stack:
-            body = await stack.enter_async_context(self._shared.bodies.of(request))
-            stack.enter_context(self._shared.queue.place())
+            body = await stack.enter_async_context(self._bodies.of(request))
+            stack.enter_context(self._queue.place())
             model, _ = await self._answers.wanted(body, embeds=True)
-            served: ServedVectors = await stack.enter_async_context(self._shared.host.using(model))
+            served: ServedVectors = await stack.enter_async_context(self._host.using(model))
             await stack.enter_async_context(self._embedding)
 
             def compute() -> Iterator[str]:
@@ -250,15 +236,15 @@ class Service:
 
     async def _set_budget(self, request: Request) -> None:
         self._guard.check_admin(request.headers)
-        async with self._shared.bodies.of(request) as body:
+        async with self._bodies.of(request) as body:
             size = self._budget_limit.budget_of(decoded(body))
         session = self._loaded
 
         def change() -> None:
             session.set_memory_budget(size)
-            self._shared.on_budget(size)
+            self._on_budget(size)
 
-        with self._shared.host.staying():  # the next model is loaded with the new budget
+        with self._host.staying():  # the next model is loaded with the new budget
             async with self._changing_budget:
                 await in_thread(change, lambda: None)
 
@@ -266,32 +252,27 @@ class Service:
     def _loaded(self) -> Session:
         """The loaded model that writes texts. Raises Refusal if there is none, and if several share
         the budget."""
-        if self._shared.host.together:
+        if self._host.together:
             raise Refusal(409, _SHARED, code="budget_shared")
-        if not isinstance(served := self._shared.host.current, ServedText):
+        if not isinstance(served := self._host.current, ServedText):
             raise overloaded("no model that writes texts is loaded", "not_loaded")
         return served.model
 
 
-def _count(served: ServedText, content: object) -> dict[str, Any]:
-    asked = CountRequest.parse(content).chat_request()
-    return {"input_tokens": served.completions.count_tokens(asked)}
-
-
-def _count_chat(served: ServedText, content: object) -> dict[str, Any]:
-    return {"input_tokens": served.completions.count_tokens(ChatRequest.parse(content))}
-
-
-def _tokenize(served: ServedText, content: object) -> dict[str, Any]:
-    return tokenizing.tokenize(served.model.tokenizer, content)
-
-
-def _apply_template(served: ServedText, content: object) -> dict[str, Any]:
-    return llama_routes.apply_template(served.completions, content)
-
-
-def _detokenize(served: ServedText, content: object) -> dict[str, Any]:
-    return tokenizing.detokenize(served.model.tokenizer, content)
+_COMPUTED: dict[str, Callable[[ServedText, object], dict[str, Any]]] = {
+    "/messages/count_tokens": lambda served, content: {
+        "input_tokens": served.completions.count_tokens(CountRequest.parse(content).chat_request())
+    },
+    "/chat/completions/input_tokens": lambda served, content: {
+        "input_tokens": served.completions.count_tokens(ChatRequest.parse(content))
+    },
+    "/tokenize": lambda served, content: tokenizing.tokenize(served.model.tokenizer, content),
+    "/detokenize": lambda served, content: tokenizing.detokenize(served.model.tokenizer, content),
+    "/apply-template": lambda served, content: {
+        "prompt": served.completions.rendered(ChatRequest.parse(content))
+    },
+}
+"""Answers without a text, given the model that a request names and its body."""
 
 
 _STATIC = files("edgespec.server").joinpath("static")

@@ -14,7 +14,7 @@ from edgespec.completions.answers import Answer, TextReply
 from edgespec.completions.filling import FillingIn
 from edgespec.completions.protocols.answer_parts import Step
 from edgespec.completions.protocols.dialect import Asked, Dialect
-from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
+from edgespec.completions.requests import CompletionRequest, RequestError
 from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
 from edgespec.settings.parsing import MAX_BIAS
@@ -201,16 +201,3 @@ def props(completions: Completions, n_ctx: int, n_slots: int) -> Answer:
         "modalities": {"vision": False, "audio": False},
         "build_info": f"edgespec {extras.installed_version()}",
     }
-
-
-def slots(n_ctx: int, n_slots: int, n_processing: int) -> list[Answer]:
-    """The answer to `/slots`."""
-    return [
-        {"id": place, "n_ctx": n_ctx, "is_processing": place < n_processing}
-        for place in range(n_slots)
-    ]
-
-
-def apply_template(completions: Completions, content: object) -> Answer:
-    """The answer to `/apply-template`: the prompt of a conversation as text."""
-    return {"prompt": completions.rendered(ChatRequest.parse(content))}

@@ -20,7 +20,7 @@ from edgespec.completions.requests import ChatRequest, CompletionRequest, Reques
 from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
 from edgespec.server.llama_routes import as_fields
-from edgespec.values import TokenEvent
+from edgespec.values import ModelInfo, TokenEvent
 
 _OPTIONS = {
     *("temperature", "top_k", "top_p", "min_p", "seed", "stop", "repeat_penalty"),
@@ -178,8 +178,9 @@ def tag(model: HostedModel) -> Answer:
     }
 
 
-def shown(model: HostedModel, architecture: str, n_ctx: int, template: str | None) -> Answer:
-    """The answer to `/api/show`."""
+def shown(model: HostedModel, info: ModelInfo | None, template: str) -> Answer:
+    """The answer to `/api/show`, with more about a model that is loaded."""
+    architecture, n_ctx = (info.architecture, info.n_ctx) if info else ("", 0)
     capabilities = ["embedding"] if model.embeds else ["completion", "tools"]
     return {
         "details": tag(model)["details"] | {"family": architecture},
@@ -188,7 +189,7 @@ def shown(model: HostedModel, architecture: str, n_ctx: int, template: str | Non
             f"{architecture}.context_length": n_ctx,
         },
         "capabilities": capabilities,
-        "template": template or "",
+        "template": template,
         "parameters": "",
         "modelfile": "",
     }
