@@ -7,9 +7,9 @@ what is asked and answered are the protocols' business.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from starlette.requests import ClientDisconnect, Request
@@ -35,9 +35,9 @@ Preparation = tuple[Asked, Completion]
 """A request that has been read, and its completion, which has not been started."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """Parts of a server that its routes share."""
+@dataclass(slots=True)
+class Answers:
+    """Answers requests for text, as many at once as a model has slots, with what all routes use."""
 
     host: ModelHost
     bodies: RequestBodies
@@ -47,25 +47,16 @@ class Shared:
     failures: Failures
     max_s: float | None = None
     """Most seconds of an answer from its turn on; None: no limit."""
-    on_budget: Callable[[int | str], None] = lambda _: None
-    """Told the budget that a client has given."""
-
-
-class Answers:
-    """Answers requests for text, as many at once as the queue has slots."""
-
-    def __init__(self, shared: Shared) -> None:
-        self._shared = shared
-        self._closing: set[asyncio.Future[None]] = set()
-        """Tasks that end generations; referenced here because event loops keep weak references."""
+    _closing: set[asyncio.Future[None]] = field(default_factory=set)
+    """Tasks that end generations; referenced here because event loops keep weak references."""
 
     async def wanted(self, body: bytearray, embeds: bool = False) -> tuple[HostedModel, bool]:
         """The model that a request names, and true if it asks for a stream. Raises Refusal.
 
         With one model, the body is not decoded for this.
         """
-        if len(self._shared.host.models) == 1:
-            return self._shared.host.named(None, embeds), False
+        if len(self.host.models) == 1:
+            return self.host.named(None, embeds), False
 
         def read() -> tuple[str | None, bool]:
             content = decoded(body)
@@ -73,19 +64,19 @@ class Answers:
             name = fields.get("model")
             return name if isinstance(name, str) else None, fields.get("stream") is True
 
-        async with self._shared.queue.preparing:
+        async with self.queue.preparing:
             name, streams = await in_thread(read, lambda: None)
-        return self._shared.host.named(name, embeds), streams
+        return self.host.named(name, embeds), streams
 
     async def complete(self, door: Door, request: Request) -> Response:
         """The answer of the route `door`."""
         async with AsyncExitStack() as stack:
-            body = await stack.enter_async_context(self._shared.bodies.of(request))
-            stack.enter_context(self._shared.queue.place())
+            body = await stack.enter_async_context(self.bodies.of(request))
+            stack.enter_context(self.queue.place())
             async with _while_connected(request):
                 model, streams = await self.wanted(body)
-                one = _OneAnswer(self._shared, request, body, door, model, stack)
-                if self._shared.host.is_ready(model) or not streams:
+                one = _OneAnswer(self, request, body, door, model, stack)
+                if self.host.is_ready(model) or not streams:
                     await one.seat()
                     # refuse an invalid request now, before it waits for its turn
                     one.first = [await one.prepare()]
@@ -107,7 +98,7 @@ class Answers:
 class _OneAnswer:
     """The steps of answering one request; what it holds is in `stack`."""
 
-    shared: Shared
+    shared: Answers
     request: Request
     body: bytearray
     door: Door

@@ -34,7 +34,7 @@ from edgespec.completions.request_limits import ANSWER_BYTES
 from edgespec.completions.requests import ChatRequest
 from edgespec.memory import heap
 from edgespec.server import llama_routes, ollama_routes
-from edgespec.server.answering import Answers, Shared
+from edgespec.server.answering import Answers
 from edgespec.server.budget_request import BudgetLimit
 from edgespec.server.front import GONE
 from edgespec.server.guarding import Guard
@@ -52,13 +52,20 @@ _SHARED = (
 class Service:
     """The routes and their shared state."""
 
-    def __init__(self, shared: Shared, guard: Guard, budget_limit: BudgetLimit) -> None:
-        self._host, self._queue, self._bodies = shared.host, shared.queue, shared.bodies
-        self._figures, self._failures = shared.figures, shared.failures
-        self._on_budget = shared.on_budget
+    def __init__(
+        self,
+        answers: Answers,
+        guard: Guard,
+        budget_limit: BudgetLimit,
+        on_budget: Callable[[int | str], None],
+    ) -> None:
+        """`on_budget` is told the budget that a client has given."""
+        self._host, self._queue, self._bodies = answers.host, answers.queue, answers.bodies
+        self._figures, self._failures = answers.figures, answers.failures
+        self._on_budget = on_budget
         self._budget_limit = budget_limit
         self._guard = guard
-        self._answers = Answers(shared)
+        self._answers = answers
         self._embedding = asyncio.Lock()
         """Held while vectors are computed, whose answer has memory of its own in the plan."""
         self._changing_budget = asyncio.Lock()

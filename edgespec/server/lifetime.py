@@ -28,7 +28,7 @@ from edgespec.completions.request_limits import (
 )
 from edgespec.ports import Progress
 from edgespec.server.access_log import AccessLog
-from edgespec.server.answering import Shared
+from edgespec.server.answering import Answers
 from edgespec.server.application import Service, static_file
 from edgespec.server.bodies import RequestBodies
 from edgespec.server.budget_request import BudgetLimit
@@ -94,10 +94,6 @@ class Server:
         client has given, which is no larger than `max_budget`, by default that of the session.
         """
         self.model = model
-        self._stored = StoredResponses(STORED_BYTES)
-        self._figures = ServerFigures()
-        self._max_prompt_tokens = max_prompt_tokens
-        self._answer_limits = answer_limits
         self.named = model if len(models) < 2 else f"{len(models)} models"
         """Name of the model, or number of models, for people."""
         if not models:
@@ -106,68 +102,57 @@ class Server:
                 only.size_bytes = session.target.size_bytes
                 only.smallest_bytes = session.plan.smallest_bytes
             models = [only]
+        stored, figures = StoredResponses(STORED_BYTES), ServerFigures()
+
+        def served(name: str, loaded: LoadedModel) -> Served:
+            if isinstance(loaded.model, Embedder):
+                return ServedVectors(loaded.model, name)
+            return ServedText(
+                loaded.model,
+                name,
+                stored,
+                figures.count,
+                self._queue,
+                max_prompt_tokens,
+                loaded.sampling,
+                answer_limits,
+                loaded.leaves_room,
+            )
 
         def load_served(one: HostedModel, beside: bool, progress: Progress) -> Served:
             assert load is not None
-            return self._served(one.name, load(one, beside, progress))
+            return served(one.name, load(one, beside, progress))
 
-        self._host = ModelHost(models, load_served, together)
+        self._host = host = ModelHost(models, load_served, together)
         self._queue = Queue(
-            max_waiting,
-            lambda: [one.turns for one in self._host.loaded if isinstance(one, ServedText)],
+            max_waiting, lambda: [one.turns for one in host.loaded if isinstance(one, ServedText)]
         )
         self.chat_refusal: str | None = None
         """Reason why the loaded model cannot answer conversations; None if it can."""
+        n_ctx = 0
         if session is not None:
-            served = self._served(model, LoadedModel(session, sampling, leaves_room))
-            self._host.seat(next(one for one in models if one.name == model), served)
-            if isinstance(served, ServedText):
-                self.chat_refusal = served.completions.chat_refusal
+            n_ctx = session.target.n_ctx
+            first = served(model, LoadedModel(session, sampling, leaves_room))
+            host.seat(next(one for one in models if one.name == model), first)
+            if isinstance(first, ServedText):
+                self.chat_refusal = first.completions.chat_refusal
         body_bytes = guard.max_body_bytes
         if body_bytes is None:
-            n_ctx = session.target.n_ctx if session else 0
-            body_bytes = max_body_bytes(n_ctx)
-            if any(one.embeds for one in models):
-                body_bytes = max(body_bytes, EMBEDDING_BODY_BYTES)
+            least = EMBEDDING_BODY_BYTES if any(one.embeds for one in models) else 0
+            body_bytes = max(least, max_body_bytes(n_ctx))
         bodies = RequestBodies(body_bytes, BODIES_AT_ONCE * body_bytes, limits.body_s)
         log = log or AccessLog()
-        shared = Shared(
-            self._host,
-            bodies,
-            self._queue,
-            self._figures,
-            Failures(log),
-            answer_limits.max_s,
-            on_budget,
-        )
+        max_s = answer_limits.max_s
+        answers = Answers(host, bodies, self._queue, figures, Failures(log), max_s)
         if max_budget is None:
             max_budget = session.plan.budget_bytes if session else "auto"
-        service = Service(shared, guard, BudgetLimit.of(max_budget))
+        service = Service(answers, guard, BudgetLimit.of(max_budget), on_budget)
         self._drain_s = drain_s
         self._is_over = threading.Event()
         """Set once the server has ended, or must end now."""
         n_at_once = self._queue.n_slots if len(models) == 1 else MOST_AT_ONCE
-        self._server = HttpServer(
-            Front(service.application(), guard, log, self._figures.answers),
-            limits,
-            n_at_once + max_waiting,
-            SHUTDOWN_S + drain_s,
-        )
-
-    def _served(self, name: str, loaded: LoadedModel) -> Served:
-        if isinstance(loaded.model, Embedder):
-            return ServedVectors(loaded.model, name)
-        return ServedText(
-            loaded.model,
-            name,
-            self._stored,
-            self._figures.count,
-            self._queue,
-            self._max_prompt_tokens,
-            loaded.sampling,
-            self._answer_limits,
-            loaded.leaves_room,
-        )
+        front = Front(service.application(), guard, log, figures.answers)
+        self._server = HttpServer(front, limits, n_at_once + max_waiting, SHUTDOWN_S + drain_s)
 
     def run(self, listener: socket.socket) -> None:
         """Serve until `stop` or `drain`. The caller closes the socket."""
