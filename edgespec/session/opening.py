@@ -115,6 +115,8 @@ class _Opening(Closeable):
         progress: Progress | None,
         trace: Trace = OFF,
     ) -> None:
+        # who waits is told that the models are prepared, which takes seconds
+        self._show = None if progress is None else partial(progress, "planning", 0.0)
         self._progress = None if progress is None else self._ending(progress)
         self._ended_by: BaseException | None = None
         """Exception of the progress callback, which ends loading."""
@@ -131,9 +133,7 @@ class _Opening(Closeable):
         self._cleanup.close()
 
     def plan(self) -> MemoryPlan:
-        # who waits is told that the models are prepared, which takes seconds
-        show = None if self._progress is None else partial(self._progress, "planning", 0.0)
-        return self._run("planning", self._planned, show)
+        return self._run("planning", self._planned, self._show)
 
     def load(self) -> LoadedModels:
         memory_plan, prepared = self.plan(), self._models.prepared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import edgespec
 from edgespec import errors
 from edgespec.errors import UsageError
 from edgespec.memory import process, room
+from edgespec.session.prepared_models import PreparedModels
+from edgespec.settings.config import LoadSettings
 
 pytest.importorskip("llama_cpp", reason="the GGUF runtime is not installed")
 
@@ -64,3 +67,26 @@ def test_every_exception_can_be_had_at_the_top() -> None:
     exceptions = [kind for kind in kinds if issubclass(kind, Exception)]
     assert len(exceptions) > 10
     assert all(getattr(edgespec, kind.__name__) is kind for kind in exceptions)
+
+
+@pytest.mark.parametrize("n_parallel", [1, "auto"])
+def test_what_progress_raises_ends_a_plan(
+    n_parallel: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was raised only once models were loaded, and never by `plan`."""
+    asked = threading.Event()
+    prepare = PreparedModels._prepare
+
+    def slowly(models: PreparedModels) -> None:
+        asked.wait(5)
+        prepare(models)
+
+    def progress(what: str, share: float) -> None:
+        asked.set()
+        raise RuntimeError(what)
+
+    monkeypatch.setattr(PreparedModels, "_prepare", slowly)
+    path = tiny_llama().write(tmp_path / "tiny.gguf")
+    settings = LoadSettings(model=path, n_parallel=n_parallel)
+    with pytest.raises(RuntimeError, match="planning"):
+        edgespec.plan(settings, progress=progress)
