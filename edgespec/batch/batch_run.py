@@ -23,6 +23,7 @@ from edgespec.batch.lines import (
 )
 from edgespec.completions.protocols.dialect import chat_dialect, text_dialect
 from edgespec.completions.protocols.message_replies import messages_dialect
+from edgespec.completions.protocols.request_parts import leaving_out
 from edgespec.completions.protocols.response_replies import StoredResponses, responses_dialect
 from edgespec.completions.refusals import refusal_of
 from edgespec.completions.request_limits import MIB, POOL_BYTES, STORED_BYTES
@@ -68,7 +69,8 @@ def starting(completions: Completions) -> Start:
     }
 
     def start(request: BatchRequest) -> Completion:
-        return dialects[request.url](request.body).begin()
+        with leaving_out([]):
+            return dialects[request.url](request.body).begin()
 
     return start
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Protocol
 import numpy as np
 from pydantic import BeforeValidator, Field, StrictInt, TypeAdapter, WithJsonSchema
 
-from edgespec.completions.requests import ParsedRequest, RequestError, check_tokens
+from edgespec.completions.protocols.request_parts import ParsedRequest, RequestError
+from edgespec.completions.requests import check_tokens
 from edgespec.errors import ContextOverflow
 from edgespec.values import ModelInfo
 

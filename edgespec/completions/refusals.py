@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgespec.completions.requests import RequestError
+from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.errors import (
     BudgetError,
     Cancelled,

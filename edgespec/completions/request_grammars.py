@@ -14,7 +14,8 @@ from typing import Any
 
 from edgespec.chat.call_marks import BEGIN, END, KEY, KEY_END, VALUE, VALUE_END
 from edgespec.completions.argument_types import followed, types_of
-from edgespec.completions.requests import ChatRequest, RequestError, ResponseFormat
+from edgespec.completions.protocols.request_parts import RequestError
+from edgespec.completions.requests import ChatRequest, ResponseFormat
 from edgespec.completions.tool_calls import knows_calls
 from edgespec.errors import GrammarError
 from edgespec.grammar.schemas import without_annotations

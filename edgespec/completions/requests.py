@@ -14,14 +14,16 @@ from pydantic import (
     BeforeValidator,
     Field,
     StrictInt,
-    ValidationError,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from edgespec.completions import llama_fields
-from edgespec.completions.protocols.request_parts import RequestPart, leave_out, told
-from edgespec.completions.protocols.request_schemas import CHAT_MESSAGES, STOPS, TEXTS
+from edgespec.completions.protocols.request_parts import (
+    ParsedRequest,
+    RequestError,
+    RequestPart,
+    leave_out,
+)
 from edgespec.errors import UsageError
 from edgespec.ports import check_token
 from edgespec.settings.config import INT32_MAX, SamplingParams
@@ -39,40 +41,11 @@ Prompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 """One prompt as text or tokens, or several prompts."""
 
 
-class RequestError(UsageError):
-    """A field of a request is invalid."""
-
-    def __init__(
-        self,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        figures: Mapping[str, Any] | None = None,
-    ) -> None:
-        """`figures` are further fields of the error in a response."""
-        super().__init__(message)
-        self.param = param
-        self.code = code
-        self.figures = dict(figures or {})
-
-
 def _as_stops(value: object) -> object:
     """A list of stop strings; the empty string alone is none, as some clients send it."""
     if isinstance(value, str):
         return [value] if value else []
     return value
-
-
-class ParsedRequest(RequestPart):
-    """A request as a whole."""
-
-    @classmethod
-    def parse(cls, content: object) -> Self:
-        """The request in decoded JSON. Raises RequestError."""
-        try:
-            return cls.model_validate(content)
-        except ValidationError as error:
-            raise RequestError(*told(error, content, cls.known_fields())) from error
 
 
 class StreamOptions(RequestPart):
@@ -144,8 +117,7 @@ class SamplingRequest(ParsedRequest):
     seed: int | None = Field(default=None, ge=0, lt=1 << 64)
     stop: Annotated[
         list[Annotated[str, Field(min_length=1)]] | None,
-        BeforeValidator(_as_stops),
-        STOPS,
+        BeforeValidator(_as_stops, json_schema_input_type=str | list[str] | None),
     ] = Field(default=None, max_length=MAX_STOPS)
 
 
@@ -167,16 +139,9 @@ class CommonRequest(SamplingRequest):
     @classmethod
     def parse(cls, content: object) -> Self:
         """The request in decoded JSON, with llama.cpp's fields too. Raises RequestError."""
-        try:
-            is_chat = "messages" in cls.model_fields
-            fields = (
-                llama_fields.translated(content, is_chat)
-                if isinstance(content, Mapping)
-                else content
-            )
-        except llama_fields.FieldError as error:
-            raise RequestError(str(error), error.name) from error
-        return super().parse(fields)
+        if isinstance(content, Mapping):
+            content = llama_fields.translated(content, "messages" in cls.model_fields)
+        return super().parse(content)
 
     @classmethod
     def known_fields(cls) -> list[str]:
@@ -242,7 +207,7 @@ def _named_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
 class ChatRequest(CommonRequest):
     """A request to `/v1/chat/completions`."""
 
-    messages: Annotated[list[dict[str, Any]], CHAT_MESSAGES]
+    messages: list[dict[str, Any]]
     max_completion_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
@@ -335,7 +300,12 @@ def _as_prompts(value: object) -> object:
 class CompletionRequest(CommonRequest):
     """A request to `/v1/completions`."""
 
-    prompt: Annotated[list[str | list[StrictInt]], BeforeValidator(_as_prompts), TEXTS]
+    prompt: Annotated[
+        list[str | list[StrictInt]],
+        BeforeValidator(
+            _as_prompts, json_schema_input_type=str | list[int] | list[str | list[int]]
+        ),
+    ]
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     best_of: int | None = None
@@ -346,25 +316,19 @@ class CompletionRequest(CommonRequest):
     def _check_choices(self) -> Self:
         n_choices = len(self.prompt) * self.copies
         if n_choices > MAX_CHOICES:
-            raise PydanticCustomError(
-                "choices",
-                "n: {copies} copies of {prompts} prompts are {n_choices} texts, at most {most} are "
-                "written for one request",
-                {
-                    "copies": self.copies,
-                    "prompts": len(self.prompt),
-                    "n_choices": n_choices,
-                    "most": MAX_CHOICES,
-                },
+            raise RequestError(
+                f"n: {self.copies} copies of {len(self.prompt)} prompts are {n_choices} texts, at "
+                f"most {MAX_CHOICES} are written for one request",
+                "n",
             )
         if self.echo and self.logprobs is not None:
-            raise PydanticCustomError(
-                "echo",
+            raise RequestError(
                 "echo: a prompt's log probabilities are not computed: leave out echo or logprobs",
+                "echo",
             )
         if self.best_of not in (None, self.copies):
-            raise PydanticCustomError(
-                "best_of", "best_of: every text that is written is sent: leave it out, and set n"
+            raise RequestError(
+                "best_of: every text that is written is sent: leave it out, and set n", "best_of"
             )
         return self
 

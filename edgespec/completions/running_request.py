@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Self
 
 from edgespec.completions import answers
 from edgespec.completions.answers import Answer, Envelope, Usage
 from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Step
+from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.completions.refusals import Refusal
-from edgespec.completions.requests import RequestError
 from edgespec.completions.writing import MessageWriter
 from edgespec.concurrency.owning import Closeable
 from edgespec.ports.text_request import Tokens
@@ -25,23 +25,28 @@ from edgespec.values import GenerationResult, PromptProgress, TokenEvent
 OnResult = Callable[[GenerationResult], None]
 
 
-class Reply(Protocol):
-    """Protocol of what formats one answer."""
+class Reply:
+    """Formats one answer; a protocol has its own."""
 
     def choice(self, completion: Completion, logged: Sequence[TokenEvent]) -> Answer:
         """A text that has ended, without its index; `logged` are tokens with log probabilities."""
+        return {}
 
     def whole(self, choices: Sequence[Answer], completion: Completion) -> Answer:
         """The whole answer."""
+        raise NotImplementedError
 
     def step(self, step: Step, completion: Completion) -> Iterable[Answer]:
         """Events for the next step of a stream."""
+        raise NotImplementedError
 
     def end(self, completion: Completion) -> Iterable[Answer]:
         """Events behind the last step."""
+        return ()
 
     def failed(self, refusal: Refusal, request_id: str) -> Iterable[Answer]:
         """Events of a stream that ends in an error."""
+        return (refusal.content,)
 
 
 @dataclass(frozen=True, slots=True)

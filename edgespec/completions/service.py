@@ -15,15 +15,16 @@ from typing import Any, Protocol
 from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.completions import answers, request_limits
-from edgespec.completions.answers import ChatReply, Envelope, TextReply
+from edgespec.completions.answers import Envelope
 from edgespec.completions.filling import FillingIn
+from edgespec.completions.protocols.openai_replies import ChatReply, TextReply
+from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.completions.reasoned import ReasonedAnswers, Wrap
 from edgespec.completions.request_grammars import grammar_of, grammar_of_chat
 from edgespec.completions.requests import (
     ChatRequest,
     CommonRequest,
     CompletionRequest,
-    RequestError,
     check_tokens,
 )
 from edgespec.completions.running_request import (

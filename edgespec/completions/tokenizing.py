@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
-from edgespec.completions.requests import ParsedRequest
+from edgespec.completions.protocols.request_parts import ParsedRequest
 
 
 class Tokenizes(Protocol):

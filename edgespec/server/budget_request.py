@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from edgespec.completions.requests import RequestError
+from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.memory import process
 from edgespec.settings.units import auto_bounds, format_size, parse_size
 

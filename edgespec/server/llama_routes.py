@@ -10,11 +10,13 @@ from typing import Any
 
 from edgespec import extras
 from edgespec.completions import answers
-from edgespec.completions.answers import Answer, TextReply
+from edgespec.completions.answers import Answer
 from edgespec.completions.filling import FillingIn
 from edgespec.completions.protocols.answer_parts import Step
 from edgespec.completions.protocols.dialect import Asked, Dialect
-from edgespec.completions.requests import CompletionRequest, RequestError
+from edgespec.completions.protocols.openai_replies import TextReply
+from edgespec.completions.protocols.request_parts import RequestError
+from edgespec.completions.requests import CompletionRequest
 from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
 from edgespec.settings.parsing import MAX_BIAS

@@ -15,12 +15,13 @@ from edgespec.completions.answers import Answer
 from edgespec.completions.protocols.answer_parts import Step, message_of
 from edgespec.completions.protocols.dialect import Asked, Dialect
 from edgespec.completions.protocols.model_names import HostedModel
+from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.completions.refusals import Refusal
-from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
-from edgespec.completions.running_request import Completion
+from edgespec.completions.requests import ChatRequest, CompletionRequest
+from edgespec.completions.running_request import Completion, Reply
 from edgespec.completions.service import Completions
 from edgespec.server.llama_routes import as_fields
-from edgespec.values import ModelInfo, TokenEvent
+from edgespec.values import ModelInfo
 
 _OPTIONS = {
     *("temperature", "top_k", "top_p", "min_p", "seed", "stop", "repeat_penalty"),
@@ -89,15 +90,12 @@ def _message(message: Any) -> dict[str, Any]:
     return turn
 
 
-class OllamaReply:
+class OllamaReply(Reply):
     """Formats the answer to one request."""
 
     def __init__(self, model: str, chats: bool) -> None:
         self._model = model
         self._chats = chats
-
-    def choice(self, completion: Completion, logged: Sequence[TokenEvent]) -> Answer:
-        return {}
 
     def whole(self, choices: Sequence[Answer], completion: Completion) -> Answer:
         return self._last(message_of(completion.parts), completion)

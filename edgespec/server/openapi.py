@@ -100,7 +100,7 @@ def document() -> dict[str, Any]:
     )
     schemas = definitions["$defs"]
     for lenient in _TAKES_MORE:
-        schemas[lenient.__name__]["properties"] |= llama_fields.SCHEMAS
+        schemas[lenient.__name__]["properties"] |= {name: {} for name in llama_fields.KNOWN}
     paths: dict[str, dict[str, Any]] = {}
     for method, path, summary, body, answer in _ROUTES:
         kind = "text/plain" if answer is str else "application/json"

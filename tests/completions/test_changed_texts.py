@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from edgespec.completions import answers
-from edgespec.completions.answers import Envelope, TextReply
+from edgespec.completions.answers import Envelope
+from edgespec.completions.protocols.openai_replies import TextReply
 from edgespec.completions.running_request import ChoiceSource, Completion, Delivery
 from edgespec.values import GenerationResult, SpeculationStats, Timings, TokenEvent
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.completions.requests import CompletionRequest, RequestError
+from edgespec.completions.protocols.request_parts import RequestError
+from edgespec.completions.requests import CompletionRequest
 from edgespec.completions.service import Completions
 
 QWEN = {"<|fim_prefix|>": 1, "<|fim_suffix|>": 2, "<|fim_middle|>": 3, "<|file_sep|>": 4}

@@ -13,7 +13,8 @@ import pytest
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.completions import request_limits
 from edgespec.completions.answers import chat_logprobs
-from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
+from edgespec.completions.protocols.request_parts import RequestError
+from edgespec.completions.requests import ChatRequest, CompletionRequest
 from edgespec.completions.service import Completions
 from edgespec.values import TokenEvent, TokenLogprobs
 

@@ -2,8 +2,9 @@
 
 import pytest
 
+from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.completions.request_grammars import grammar_of
-from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
+from edgespec.completions.requests import ChatRequest, CompletionRequest
 from edgespec.errors import GrammarError
 from edgespec.grammar.matcher import check
 from edgespec.settings.config import INT32_MAX

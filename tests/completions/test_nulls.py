@@ -10,9 +10,9 @@ import pytest
 
 from edgespec.completions.embeddings import EmbeddingRequest
 from edgespec.completions.protocols.message_requests import MessagesRequest
-from edgespec.completions.protocols.request_parts import RequestPart
+from edgespec.completions.protocols.request_parts import RequestError, RequestPart
 from edgespec.completions.protocols.response_requests import ResponsesRequest
-from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
+from edgespec.completions.requests import ChatRequest, CompletionRequest
 
 TURNS = [{"role": "user", "content": "a"}]
 REQUIRED: dict[str, Any] = {"messages": TURNS, "input": "a", "prompt": "a", "model": "m"} | {

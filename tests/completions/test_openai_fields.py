@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
+from edgespec.completions.protocols.request_parts import RequestError
+from edgespec.completions.requests import ChatRequest, CompletionRequest
 from edgespec.settings.config import INT32_MAX
 
 MESSAGES = [{"role": "user", "content": "a"}]

@@ -12,7 +12,8 @@ from starlette.responses import JSONResponse
 
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.completions import request_limits
-from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
+from edgespec.completions.protocols.request_parts import RequestError
+from edgespec.completions.requests import ChatRequest, CompletionRequest
 from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
 from edgespec.errors import ContextOverflow, UsageError

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from edgespec.chat.messages import left_out
-from edgespec.completions.requests import RequestError
+from edgespec.completions.protocols.request_parts import RequestError
 
 
 @contextmanager
@@ -54,3 +54,9 @@ def string(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r:.40} must be text")
     return value
+
+
+def call_of(identity: Any, name: Any, arguments: Any) -> dict[str, Any]:
+    """A call in OpenAI's format. Raises ValueError."""
+    function = {"name": string(name), "arguments": string(arguments)}
+    return {"id": string(identity), "type": "function", "function": function}

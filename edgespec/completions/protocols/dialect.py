@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from edgespec.completions.answers import Answer, ChatReply, TextReply
+from edgespec.completions.answers import Answer
+from edgespec.completions.protocols.openai_replies import ChatReply, TextReply
 from edgespec.completions.refusals import Refusal
 from edgespec.completions.requests import ChatRequest, CompletionRequest
 from edgespec.completions.running_request import Completion, Reply

@@ -14,9 +14,8 @@ from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Step
 from edgespec.completions.protocols.dialect import Asked, Dialect
 from edgespec.completions.protocols.message_requests import MessagesRequest
 from edgespec.completions.refusals import Refusal
-from edgespec.completions.running_request import Completion
+from edgespec.completions.running_request import Completion, Reply
 from edgespec.completions.service import Completions
-from edgespec.values import TokenEvent
 
 _KINDS = {
     400: "invalid_request_error",
@@ -54,14 +53,11 @@ def messages_error(refusal: Refusal, request_id: str) -> Answer:
     return {"type": "error", "error": refusal.figures | error, "request_id": request_id}
 
 
-class MessagesReply:
+class MessagesReply(Reply):
     """Formats the answer to one request."""
 
     def __init__(self, model: str) -> None:
         self._model = model
-
-    def choice(self, completion: Completion, logged: Sequence[TokenEvent]) -> Answer:
-        return {}
 
     def whole(self, choices: Sequence[Answer], completion: Completion) -> Answer:
         return self._message(completion.usage) | {

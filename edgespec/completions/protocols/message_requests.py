@@ -1,27 +1,19 @@
 """Requests to Anthropic's `/v1/messages`, translated to chat requests.
 
-Fields without an effect on the text are accepted; others that cannot be had are refused. Knows no
-session.
+What cannot be had is refused. Knows no session.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from edgespec.completions.protocols.contents import part_text, reading, string, text_of
-from edgespec.completions.protocols.request_parts import RequestPart
-from edgespec.completions.protocols.request_schemas import TURNS
-from edgespec.completions.requests import (
-    MAX_STOPS,
-    ChatRequest,
-    ParsedRequest,
-    RequestError,
-    callable_tools,
-)
+from edgespec.completions.protocols.contents import call_of, part_text, reading, string, text_of
+from edgespec.completions.protocols.request_parts import ParsedRequest, RequestError, RequestPart
+from edgespec.completions.requests import MAX_STOPS, ChatRequest, callable_tools
 from edgespec.settings.config import INT32_MAX
 
 
@@ -30,7 +22,6 @@ class Thinking(RequestPart):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX)
-    display: str | None = None
 
 
 class ToolChoice(RequestPart):
@@ -38,7 +29,6 @@ class ToolChoice(RequestPart):
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
-    disable_parallel_tool_use: bool | None = None
 
 
 class OutputFormat(RequestPart):
@@ -49,10 +39,9 @@ class OutputFormat(RequestPart):
 
 
 class OutputSettings(RequestPart):
-    """Settings of the answer."""
+    """Settings of the answer; `effort` is a variable of the chat template."""
 
     effort: str | None = None
-    """Passed to the chat template as a variable."""
     format: OutputFormat | None = None
 
 
@@ -60,30 +49,24 @@ class CountRequest(ParsedRequest):
     """A request to `/v1/messages/count_tokens`."""
 
     model: str
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1), TURNS]
+    messages: list[dict[str, Any]] = Field(min_length=1)
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputSettings | None = None
     output_format: OutputFormat | None = None
-    cache_control: dict[str, Any] | None = None
-    context_management: dict[str, Any] | None = None
     mcp_servers: list[Any] | None = Field(default=None, max_length=0)
 
     @classmethod
     def parse(cls, content: object) -> Self:
         """The request in decoded JSON. Raises RequestError."""
         if isinstance(content, Mapping) and content.get("thread") is not None:
+            details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
             raise RequestError(
                 "thread: this server keeps no conversations: send all messages, without thread",
                 "thread",
-                figures={
-                    "details": {
-                        "error_code": "thread_unsupported_request",
-                        "unsupported": ["thread"],
-                    }
-                },
+                figures={"details": details},
             )
         return super().parse(content)
 
@@ -92,21 +75,22 @@ class CountRequest(ParsedRequest):
         return ChatRequest.parse(self._chat_fields())
 
     def _chat_fields(self) -> dict[str, Any]:
-        fields: dict[str, Any] = {"model": self.model, "messages": self._messages()}
         tools = [_tool(tool, at) for at, tool in callable_tools(self.tools or (), None, "custom")]
-        fields["tools"] = tools or None
-        if self.tool_choice is not None:
-            fields["tool_choice"] = _choice(self.tool_choice)
-        output = self.output_config or OutputSettings()
-        if (its := self.output_format or output.format) is not None:
-            schema = {"schema": its.schema_}
-            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        output, thinking = self.output_config or OutputSettings(), self.thinking
         reasoning: dict[str, Any] = {"effort": output.effort}
-        if (thinking := self.thinking) is not None:
+        if thinking is not None:
             reasoning["enabled"] = thinking.type != "disabled"
             reasoning["max_tokens"] = thinking.budget_tokens
-        fields["reasoning"] = {k: v for k, v in reasoning.items() if v is not None} or None
-        return fields
+        form = self.output_format or output.format
+        schema = form and {"type": "json_schema", "json_schema": {"schema": form.schema_}}
+        return {
+            "model": self.model,
+            "messages": self._messages(),
+            "tools": tools or None,
+            "tool_choice": self.tool_choice and _choice(self.tool_choice),
+            "response_format": schema,
+            "reasoning": reasoning,
+        }
 
     def _messages(self) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = []
@@ -130,9 +114,6 @@ class MessagesRequest(CountRequest):
     temperature: float | None = Field(default=None, ge=0, le=1)
     top_k: int | None = Field(default=None, ge=0, le=INT32_MAX)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
-    inference_geo: str | None = None
     container: None = None
 
     def _chat_fields(self) -> dict[str, Any]:
@@ -161,22 +142,27 @@ def _add(messages: list[dict[str, Any]], turn: Mapping[str, Any]) -> None:
     """Add a turn; results of tools are messages of their own, as in chat requests."""
     role, content = turn.get("role"), turn["content"]
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if role == "assistant":
-        messages.append(_assistant(blocks))
-    elif role == "system":
-        messages.append({"role": "system", "content": text_of(content)})
-    elif role == "user":
-        for block in blocks:
-            if block.get("type") == "tool_result":
-                text = text_of(block.get("content") or "", is_result=True)
-                called = string(block["tool_use_id"])
-                messages.append({"role": "tool", "tool_call_id": called, "content": text})
-            elif messages and messages[-1]["role"] == "user":  # turns alternate
-                messages[-1]["content"] += "\n\n" + part_text(block)
-            else:
-                messages.append({"role": "user", "content": part_text(block)})
+    match role:
+        case "assistant":
+            messages.append(_assistant(blocks))
+        case "system":
+            messages.append({"role": "system", "content": text_of(content)})
+        case "user":
+            for block in blocks:
+                _add_block(messages, block)
+        case _:
+            raise ValueError("role must be user or assistant")
+
+
+def _add_block(messages: list[dict[str, Any]], block: Mapping[str, Any]) -> None:
+    if block.get("type") == "tool_result":
+        text = text_of(block.get("content") or "", is_result=True)
+        called = string(block["tool_use_id"])
+        messages.append({"role": "tool", "tool_call_id": called, "content": text})
+    elif messages and messages[-1]["role"] == "user":  # turns alternate
+        messages[-1]["content"] += "\n\n" + part_text(block)
     else:
-        raise ValueError("role must be user or assistant")
+        messages.append({"role": "user", "content": part_text(block)})
 
 
 def _assistant(blocks: list[Mapping[str, Any]]) -> dict[str, Any]:
@@ -188,8 +174,7 @@ def _assistant(blocks: list[Mapping[str, Any]]) -> dict[str, Any]:
                 message["reasoning_content"] = text
             case "tool_use":
                 arguments = json.dumps(dict(block["input"]), ensure_ascii=False)
-                function = {"name": string(block["name"]), "arguments": arguments}
-                call = {"id": string(block["id"]), "type": "function", "function": function}
+                call = call_of(block["id"], block["name"], arguments)
                 message.setdefault("tool_calls", []).append(call)
             case "redacted_thinking":
                 pass

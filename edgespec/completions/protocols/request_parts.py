@@ -5,31 +5,46 @@ Servers leave unknown fields out and name them; elsewhere they are refused. Erro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 from pydantic import (
     BaseModel,
     ConfigDict,
-    GetJsonSchemaHandler,
     ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
+from edgespec.errors import UsageError
 from edgespec.settings.base import nearest
-
-_NULL = {"type": "null"}
-
 
 NEAR = 0.8
 """Least similarity of a misspelled field to a known one."""
 _LEFT_OUT: ContextVar[list[str] | None] = ContextVar("left_out", default=None)
+
+
+class RequestError(UsageError):
+    """A field of a request is invalid."""
+
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        figures: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`figures` are further fields of the error in a response."""
+        super().__init__(message)
+        self.param = param
+        self.code = code
+        self.figures = dict(figures or {})
 
 
 @contextmanager
@@ -72,39 +87,29 @@ class RequestPart(BaseModel):
                 del fields[name]
         return fields
 
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        """The JSON schema, in which all optional fields may be null."""
-        schema = handler(core_schema)
-        fields = handler.resolve_ref_schema(schema)
-        optional = fields.get("properties", {}).keys() - {*fields.get("required", ())}
-        for name in optional:
-            its = fields["properties"][name]
-            if _NULL not in its.get("anyOf", ()) and its.get("type") != "null":
-                fields["properties"][name] = {"anyOf": [its, _NULL]}
-        return schema
-
     @field_validator("*", mode="before")
     @classmethod
     def _reject_bool(cls, value: object, info: ValidationInfo) -> object:
-        if isinstance(value, bool) and _is_number(
-            cls.model_fields[info.field_name or ""].annotation
-        ):
-            raise PydanticCustomError(
-                "bool", "it must be a number, not {value}", {"value": str(value).lower()}
-            )
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        kinds = {annotation, *get_args(annotation)}
+        if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
+            raise PydanticCustomError("bool", f"it must be a number, not {str(value).lower()}")
         return value
 
 
-def _is_number(annotation: object) -> bool:
-    """True for the type of a field with numbers, or with numbers or nothing."""
-    kinds = {annotation, *get_args(annotation)}
-    return not kinds.isdisjoint({int, float}) and bool not in kinds
+class ParsedRequest(RequestPart):
+    """A request as a whole."""
+
+    @classmethod
+    def parse(cls, content: object) -> Self:
+        """The request in decoded JSON. Raises RequestError."""
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            raise RequestError(*_told(error, content, cls.known_fields())) from error
 
 
-def told(
+def _told(
     error: ValidationError, content: object, known_fields: Sequence[str]
 ) -> tuple[str, str | None]:
     """The first of pydantic's errors as a sentence that names the field, and the field.
@@ -114,49 +119,43 @@ def told(
     first, *others = [(_place(details, content), details) for details in error.errors()]
     same = [other for other in others if first[0][:1] == other[0][:1] != []]
     path, details = max([first, *same], key=lambda found: len(found[0]))
-    param = ".".join(path) if path else None
+    param = ".".join(path) or None
     kind, reason = details["type"], details["msg"]
     if kind == "extra_forbidden":
         hint = nearest(str(param), known_fields) if len(details["loc"]) == 1 else ""
         return f"unknown field {param!r}{hint}", param
     if kind == "missing":
         return f"{param} is missing", param
-    if param is None and not isinstance(content, Mapping):
+    if param is None:
         return "the request must be a JSON object", None
-    if param is None:  # a validator of the whole request, whose message begins with the field
-        return reason, reason.partition(":")[0]
-    return f"{param}: {_REASONS.get(kind) or _plain(reason)}", param
-
-
-_REASONS = {
-    "none_required": "only null can be had here",
-    "model_type": "it must be an object",
-    "model_attributes_type": "it must be an object",
-    "dict_type": "it must be an object",
-    "list_type": "it must be a list",
-    "string_type": "it must be text",
-}
-"""Messages that replace pydantic's, by error type."""
-
-
-def _plain(reason: str) -> str:
-    for pydantics, ours in (("Input should be", "it must be"), ("a valid integer", "an integer")):
+    reason = re.sub(r" or instance of \w+", "", reason)
+    for pydantics, ours in _WORDS:
         reason = reason.replace(pydantics, ours)
-    return reason.replace("a valid ", "a ")
+    return f"{param}: {reason}", param
+
+
+_WORDS = (
+    ("Input should be None", "only null can be had here"),
+    ("Input should be a valid dictionary", "it must be an object"),
+    ("Input should be", "it must be"),
+    ("valid ", ""),
+    ("a integer", "an integer"),
+    ("a string", "text"),
+)
+"""Words of pydantic's messages, and ours."""
 
 
 def _place(details: ErrorDetails, content: object) -> list[str]:
     """Path of an error in the request, without pydantic's own steps such as names of types."""
     path, value = [], content
-    last = len(details["loc"]) - 1
     for place, step in enumerate(details["loc"]):
-        if isinstance(value, Mapping) and (step in value or str(step) in map(str, value)):
-            value = next(part for key, part in value.items() if str(key) == str(step))
+        found: Any = None
+        if isinstance(value, Mapping):
+            found = next(([its] for key, its in value.items() if str(key) == str(step)), None)
         elif isinstance(value, list) and isinstance(step, int) and step < len(value):
-            value = value[step]
-        elif not (place == last and details["type"] == "missing") and not (
-            place == 0 and isinstance(step, str) and isinstance(value, Mapping)
-        ):
-            continue
-        path.append(str(step))
+            found = [value[step]]
+        is_missing = details["type"] == "missing" and place == len(details["loc"]) - 1
+        if found or is_missing or (place == 0 and isinstance(value, Mapping)):
+            path.append(str(step))
+            value = found[0] if found else value
     return path

@@ -17,10 +17,10 @@ from edgespec.completions import answers
 from edgespec.completions.answers import Answer
 from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Step
 from edgespec.completions.protocols.dialect import Asked, Dialect
+from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.completions.protocols.response_requests import ResponsesRequest
 from edgespec.completions.refusals import Refusal
-from edgespec.completions.requests import RequestError
-from edgespec.completions.running_request import Completion
+from edgespec.completions.running_request import Completion, Reply
 from edgespec.completions.service import Completions
 from edgespec.values import TokenEvent
 
@@ -57,7 +57,7 @@ def responses_error(refusal: Refusal, request_id: str) -> Answer:
     return {"error": error | {"param": _RENAMED.get(error["param"], error["param"])}}
 
 
-class ResponsesReply:
+class ResponsesReply(Reply):
     """Formats the answer to one request."""
 
     def __init__(
@@ -196,15 +196,12 @@ class ResponsesReply:
             ),
             "instructions": asked.instructions,
             "max_output_tokens": asked.max_output_tokens,
-            "max_tool_calls": asked.max_tool_calls,
             "metadata": asked.metadata or {},
             "model": self._model,
             "output": output,
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "previous_response_id": asked.previous_response_id,
-            "prompt_cache_key": asked.prompt_cache_key,
             "reasoning": {"effort": asked.reasoning and asked.reasoning.effort, "summary": None},
-            "safety_identifier": asked.safety_identifier,
             "service_tier": "default",
             "store": asked.store,
             "temperature": _number(asked.temperature, usual.get("temperature"), 1.0),
@@ -219,7 +216,6 @@ class ResponsesReply:
             ),
             "truncation": "disabled",
             "usage": _usage(completion) if completion is not None else None,
-            "user": asked.user,
         }
 
 

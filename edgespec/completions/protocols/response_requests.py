@@ -1,27 +1,23 @@
 """Requests to OpenAI's `/v1/responses`, translated to chat requests.
 
-Fields without an effect on the text are accepted; others that cannot be had are refused. Knows no
-session.
+What cannot be had is refused. Knows no session.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
-from edgespec.completions.protocols.contents import reading, string, text_of
-from edgespec.completions.protocols.request_parts import RequestPart
-from edgespec.completions.protocols.request_schemas import ITEMS
+from edgespec.completions.protocols.contents import call_of, reading, string, text_of
+from edgespec.completions.protocols.request_parts import RequestError, RequestPart
 from edgespec.completions.requests import (
     MAX_TOP_LOGPROBS,
     ChatRequest,
     Reasoning,
-    RequestError,
     SamplingRequest,
-    StreamOptions,
     callable_tools,
 )
 from edgespec.settings.config import INT32_MAX
@@ -51,42 +47,30 @@ class TextFormat(RequestPart):
 
 
 class TextSettings(RequestPart):
-    """Settings of the text."""
-
     format: TextFormat = TextFormat()
-    verbosity: str | None = None
 
 
 class ResponsesRequest(SamplingRequest):
     """A request to `/v1/responses`."""
 
     model: str
-    input: Annotated[str | list[Any], ITEMS]
+    input: str | list[Any]
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: int | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
     text: TextSettings = TextSettings()
     reasoning: Reasoning | None = None
     include: list[str] | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
-    stream_options: StreamOptions | None = None
     store: bool = True
-    truncation: str | None = None
     conversation: None = None
     prompt: None = None
-    client_metadata: dict[str, Any] | None = None
     background: Literal[False] = False
     chat_template_kwargs: dict[str, Any] | None = None
     metadata: dict[str, str] | None = None
-    user: str | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
 
     @property
     def all_items(self) -> list[Any]:
@@ -106,17 +90,17 @@ class ResponsesRequest(SamplingRequest):
         for place, item in enumerate(items):
             with reading(f"input.{max(0, place - n_earlier)}", "input"):
                 reader.read(item)
-        fields: dict[str, Any] = {
+        tools, choice = self._tools()
+        fields = self.model_dump(include={*_PASSED}, exclude_none=True) | {
             "messages": reader.messages,
             "max_completion_tokens": self.max_output_tokens,
             "response_format": self._response_format(),
+            "tools": tools,
+            "tool_choice": choice,
         }
-        tools, choice = self._tools()
-        fields |= {"tools": tools, "tool_choice": choice}
-        given = self.model_dump(include={*_PASSED}, exclude_none=True)
         if LOGPROBS in (self.include or ()) or self.top_logprobs:
             fields |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
-        return ChatRequest.parse(fields | given)
+        return ChatRequest.parse(fields)
 
     def _response_format(self) -> dict[str, Any] | None:
         its = self.text.format
@@ -164,9 +148,7 @@ class _Items:
             case None | "message":
                 self._add(string(item["role"]), text_of(item.get("content")))
             case "function_call":
-                names = ("name", "arguments")
-                function = {name: string(item[name]) for name in names}
-                call = {"id": string(item["call_id"]), "type": "function", "function": function}
+                call = call_of(item["call_id"], item["name"], item["arguments"])
                 last = self.messages[-1] if self.messages else {}
                 if last.get("role") != "assistant" or self._reasoning:
                     self._add("assistant", "")

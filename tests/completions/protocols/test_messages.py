@@ -10,8 +10,8 @@ from scripted import TOOL_CALL, ScriptedSession, completions, events, whole
 from edgespec.completions.protocols.dialect import Dialect
 from edgespec.completions.protocols.message_replies import messages_dialect, messages_error
 from edgespec.completions.protocols.message_requests import MessagesRequest
+from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.completions.refusals import Refusal, refusal_of
-from edgespec.completions.requests import RequestError
 
 WEATHER = {
     "name": "weather",

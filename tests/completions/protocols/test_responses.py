@@ -8,13 +8,13 @@ import pytest
 from scripted import TOOL_CALL, ScriptedSession, completions, events, whole
 
 from edgespec.completions.protocols.dialect import Dialect
+from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.completions.protocols.response_replies import (
     StoredResponses,
     responses_dialect,
     responses_error,
 )
 from edgespec.completions.refusals import refusal_of
-from edgespec.completions.requests import RequestError
 
 USER = {"role": "user", "content": "Hi"}
 WEATHER = {
