@@ -113,7 +113,7 @@ def pack_weights(values: np.ndarray, kind: str) -> bytes:
     if kind != "Q8_0":
         from edgespec_runtimes.gguf.llama.ggml import quantised  # most tests do without
 
-        return quantised(TYPE_CODES[kind], values.ravel().tolist(), values.shape[-1])
+        return quantised(TYPE_CODES[kind], values.reshape(-1, values.shape[-1]).astype("<f4"))
     blocks = values.reshape(-1, 32)
     scale = (np.abs(blocks).max(axis=1, keepdims=True) / 127).astype("<f2")
     quants = np.round(blocks / np.maximum(scale.astype("<f4"), 1e-8)).astype("i1")
