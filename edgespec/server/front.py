@@ -77,7 +77,7 @@ class Front:
         state = scope.setdefault("state", {})
         state["request_id"] = identity = _request_id(headers)
         left_out: list[str] = state.setdefault("left_out", [])
-        added = {"X-Request-Id": identity}
+        added = dict.fromkeys(("X-Request-Id", "Request-Id"), identity)  # the latter is Anthropic's
         status = GONE
         sends_body = headers.get("expect", "").lower() != "100-continue"
 

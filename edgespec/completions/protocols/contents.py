@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from edgespec.chat.messages import left_out
 from edgespec.completions.protocols.request_parts import RequestError
+
+_UNTOLD = ("type", "id", "call_id", "tool_use_id", "status")
+"""Fields of items that are not told to the model."""
 
 
 @contextmanager
@@ -42,11 +46,24 @@ def part_text(part: Any, is_result: bool = False) -> str:
             return text
         case {"type": "document", "source": {"type": "text", "data": str(text)}}:
             return text
+        case {"type": "search_result", "title": str(title), "content": content}:
+            return f"{title}\n{text_of(content)}"
         case {"type": str(kind)} if not kind.endswith("text"):
             if is_result:
                 return left_out(kind)
             raise ValueError(f"a part is of type {kind!r}: models here read text only")
     raise ValueError("a part of content must be an object with text")
+
+
+def told(item: Mapping[str, Any]) -> str:
+    """The text for a call of a tool that only other servers have, or for what it returned."""
+    fields = {name: v for name, v in item.items() if name not in _UNTOLD and v is not None}
+    plain = json.loads(json.dumps(fields), object_hook=_decrypted)
+    return f"[{item['type']}] {json.dumps(plain, ensure_ascii=False)}"
+
+
+def _decrypted(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name != "encrypted_content"}
 
 
 def string(value: Any) -> str:

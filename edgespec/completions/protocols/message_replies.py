@@ -34,6 +34,8 @@ _DELTAS = {
     "call": ("input_json_delta", "partial_json"),
 }
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_SIGNATURE = "unsigned"
+"""Signature of reasoning, which clients drop from later turns if there is none."""
 
 
 def messages_dialect(completions: Completions) -> Dialect:
@@ -42,7 +44,8 @@ def messages_dialect(completions: Completions) -> Dialect:
     def read(content: object) -> Asked:
         request = MessagesRequest.parse(content)
         start = partial(completions.chat, request.chat_request())
-        return Asked(request.stream, start, MessagesReply(completions.model))
+        reply = MessagesReply(completions.model)
+        return Asked(request.stream, start, reply, lambda: ({"type": "ping"},))
 
     return read
 
@@ -99,9 +102,12 @@ def _events_of(change: Change) -> Iterator[Answer]:
     part = change.part
     place = {"index": part.index}
     if change.kind == "begins":
-        begun = _block(replace(part, text=""))
+        begun = _block(replace(part, text=""), "")
         yield {"type": "content_block_start", **place, "content_block": begun}
     if change.kind == "ends":
+        if part.kind == "reasoning":
+            delta = {"type": "signature_delta", "signature": _SIGNATURE}
+            yield {"type": "content_block_delta", **place, "delta": delta}
         yield {"type": "content_block_stop", **place}
     elif change.text:
         kind, field = _DELTAS[part.kind]
@@ -109,10 +115,10 @@ def _events_of(change: Change) -> Iterator[Answer]:
         yield {"type": "content_block_delta", **place, "delta": delta}
 
 
-def _block(part: AnswerPart) -> Answer:
+def _block(part: AnswerPart, signature: str = _SIGNATURE) -> Answer:
     match part.kind:
         case "reasoning":
-            return {"type": "thinking", "thinking": part.text, "signature": ""}
+            return {"type": "thinking", "thinking": part.text, "signature": signature}
         case "text":
             return {"type": "text", "text": part.text, "citations": None}
         case "call":
@@ -134,7 +140,10 @@ def _stop_reason(completion: Completion) -> Answer:
     reason, stopped_by = completion.finish_reason, completion.result.stopped_by
     if stopped_by is not None and reason == "stop":
         return {"stop_reason": "stop_sequence", "stop_sequence": stopped_by}
-    return {"stop_reason": _REASONS.get(reason, "end_turn"), "stop_sequence": None}
+    told = _REASONS.get(reason, "end_turn")
+    if completion.result.finish_reason == "context":
+        told = "model_context_window_exceeded"
+    return {"stop_reason": told, "stop_sequence": None}
 
 
 def _usage(usage: Usage) -> Answer:

@@ -11,7 +11,14 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from edgespec.completions.protocols.contents import call_of, part_text, reading, string, text_of
+from edgespec.completions.protocols.contents import (
+    call_of,
+    part_text,
+    reading,
+    string,
+    text_of,
+    told,
+)
 from edgespec.completions.protocols.request_parts import ParsedRequest, RequestError, RequestPart
 from edgespec.completions.requests import MAX_STOPS, ChatRequest, callable_tools
 from edgespec.settings.config import INT32_MAX
@@ -178,6 +185,8 @@ def _assistant(blocks: list[Mapping[str, Any]]) -> dict[str, Any]:
                 message.setdefault("tool_calls", []).append(call)
             case "redacted_thinking":
                 pass
+            case str(kind) if kind.endswith(("_tool_use", "_tool_result")):
+                message["content"] += told(block)
             case _:
                 message["content"] += part_text(block)
     return message

@@ -201,7 +201,7 @@ class ResponsesReply(Reply):
             "output": output,
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "previous_response_id": asked.previous_response_id,
-            "reasoning": {"effort": asked.reasoning and asked.reasoning.effort, "summary": None},
+            "reasoning": {n: getattr(asked.reasoning, n, None) for n in ("effort", "summary")},
             "service_tier": "default",
             "store": asked.store,
             "temperature": _number(asked.temperature, usual.get("temperature"), 1.0),

@@ -5,13 +5,12 @@ What cannot be had is refused. Knows no session.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
 
-from edgespec.completions.protocols.contents import call_of, reading, string, text_of
+from edgespec.completions.protocols.contents import call_of, reading, string, text_of, told
 from edgespec.completions.protocols.request_parts import RequestError, RequestPart
 from edgespec.completions.requests import (
     MAX_TOP_LOGPROBS,
@@ -30,10 +29,6 @@ _PASSED = frozenset(
     | {"parallel_tool_calls", "chat_template_kwargs", "reasoning"}
 )
 """Fields that a chat request has, too."""
-
-
-_UNTOLD = ("type", "id", "call_id", "status")
-"""Fields of items that are not told to the model."""
 
 
 class TextFormat(RequestPart):
@@ -159,9 +154,7 @@ class _Items:
             case "reasoning":
                 self._reasoning += text_of(item.get("content") or item.get("summary") or "")
             case kind:  # calls of tools that other servers have, and what they returned
-                told = {k: v for k, v in item.items() if k not in _UNTOLD and v is not None}
-                role = "user" if string(kind).endswith("_output") else "assistant"
-                self._add(role, f"[{kind}] {json.dumps(told, ensure_ascii=False)}")
+                self._add("user" if string(kind).endswith("_output") else "assistant", told(item))
 
     def _add(self, role: str, content: str) -> None:
         message = {"role": role, "content": content}

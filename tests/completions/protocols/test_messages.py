@@ -46,7 +46,7 @@ def test_thinking_and_tools_are_blocks_of_their_own() -> None:
     session = ScriptedSession("Hmm</think>", "Look: ", TOOL_CALL, opens_reasoning=True)
     answer = whole(dialect(session), asked(tools=[WEATHER]))
     thinking, text, call = answer["content"]
-    assert thinking == {"type": "thinking", "thinking": "Hmm", "signature": ""}
+    assert thinking == {"type": "thinking", "thinking": "Hmm", "signature": "unsigned"}
     assert text["text"] == "Look:"
     assert (call["type"], call["name"], call["input"]) == ("tool_use", "weather", {"city": "Rome"})
     assert answer["stop_reason"] == "tool_use"
@@ -58,7 +58,7 @@ def test_thinking_and_tools_are_blocks_of_their_own() -> None:
     [
         ({"reason": "stop"}, "end_turn", None),
         ({"reason": "length"}, "max_tokens", None),
-        ({"reason": "context"}, "max_tokens", None),
+        ({"reason": "context"}, "model_context_window_exceeded", None),
         ({"reason": "stop", "stopped_by": "END"}, "stop_sequence", "END"),
     ],
 )
@@ -164,6 +164,25 @@ def test_what_cannot_be_had_is_refused(fields: dict[str, Any], message: str) -> 
     with pytest.raises(RequestError) as caught:
         dialect(ScriptedSession("a"))(asked(**fields)).begin()
     assert message in str(caught.value)
+
+
+def test_what_other_servers_tools_did_is_told_as_text() -> None:
+    found = {"type": "web_search_result", "url": "u", "encrypted_content": "e"}
+    blocks = [
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": [found]},
+    ]
+    source = {"type": "search_result", "title": "Sky", "source": "s", "content": [
+        {"type": "text", "text": "It is green."}
+    ]}  # fmt: skip
+    turns = [
+        {"role": "assistant", "content": blocks},
+        {"role": "user", "content": [source]},
+    ]
+    one, two = MessagesRequest.parse(asked(messages=turns)).chat_request().messages
+    assert '[server_tool_use] {"name": "web_search", "input": {"query": "q"}}' in one["content"]
+    assert '"url": "u"' in one["content"] and "encrypted" not in one["content"]
+    assert two["content"] == "Sky\nIt is green."
 
 
 def test_a_thread_is_refused_so_that_clients_go_on_without() -> None:
