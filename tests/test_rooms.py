@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 1374,
     "chat": 1910,
     "cli": 4678,
-    "completions": 4540,
+    "completions": 4568,
     "concurrency": 567,
     "diagnosis": 480,
     "engine": 4374,
