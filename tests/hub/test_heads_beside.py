@@ -4,6 +4,9 @@ and filled as real ones are."""
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -11,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import edgespec
+from edgespec import registry
 from edgespec.cli.invocation import CommandSettings, settings_from
 from edgespec.files import gguf_names
 from edgespec.hub import fetch
@@ -118,6 +122,32 @@ def test_a_head_of_another_vocabulary_is_left_out_when_the_plan_is_made(tmp_path
     plan = edgespec.plan(found.load)
     assert not plan.has_draft
     assert any("eagle3-model does not guess for model.gguf" in note for note in plan.notes)
+
+
+def test_a_layer_in_the_model_s_own_file_comes_first(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "guesses_itself", lambda path: True)
+    found = command(hf_repo=GPT_OSS)
+    assert found.load.draft == found.load.model
+    assert len(hub.ranges) == 1
+
+
+@pytest.mark.slow
+def test_a_command_says_what_guesses_and_writes_what_it_writes_without(
+    hub: FakeHub, tmp_path: Path
+) -> None:
+    def run(*flags: str) -> subprocess.CompletedProcess[str]:
+        words = ("generate", "-p", "the other one", "-n", "12", "-hf", GPT_OSS, *flags)
+        env = os.environ | {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path)}
+        command = [sys.executable, "-m", "edgespec", *words, "--memory-budget", "1GiB"]
+        return subprocess.run(command, check=False, env=env, capture_output=True, text=True)
+
+    guessed, alone = run(), run("--no-draft")
+    assert guessed.returncode == alone.returncode == 0, guessed.stderr
+    assert guessed.stdout == alone.stdout
+    assert "eagle3-gpt-oss-20b-Q8_0 guesses for gpt-oss-20b-MXFP4 where" in guessed.stderr
+    assert "eagle3" not in alone.stderr
 
 
 @pytest.mark.parametrize("more", [{"no_draft": True}, {"draft": "smollm2-head"}])
