@@ -29,9 +29,9 @@ SYSTEM = "You are a helpful assistant."
 _FLAGS = (("hf_repo", "model", "-hf", "-m"), ("hf_repo_draft", "draft", "-hfd", "-md"))
 
 
-Heads = Mapping[str, Path | str]
-"""Drafting heads beside a model by their files, with their places here or on the hub, in the order
-in which they are tried."""
+Heads = Mapping[str, tuple[Path | str, int]]
+"""Drafting heads beside a model by their files, with their places here or on the hub and sizes, in
+the order in which they are tried."""
 
 
 def fetch_named(args: argparse.Namespace) -> tuple[list[str], Heads]:
@@ -53,26 +53,33 @@ def fetch_named(args: argparse.Namespace) -> tuple[list[str], Heads]:
         notes += [*fetched.notes, f"{getattr(args, name)} is {fetched.model.name}"]
         if setting == "model":
             repo = hub_reference.parse(getattr(args, name)).repo
-            heads = {head: str(HubReference(repo, path=head)) for head in fetched.heads}
+            heads = {
+                head.name: (str(HubReference(repo, path=head.name)), head.size_bytes)
+                for head in fetched.heads
+            }
     return notes, heads
 
 
 def heads_in(folder: Path) -> Heads:
     """The drafting heads in a model's folder."""
     sizes = {file.name: file.stat().st_size for file in folder.glob(f"*{gguf_names.SUFFIX}")}
-    return {name: folder / name for name in gguf_names.heads(sizes)}
+    return {name: (folder / name, sizes[name]) for name in gguf_names.heads(sizes)}
 
 
-def head_beside(model: Path, heads: Heads, console: Console, notes: list[str]) -> Path | None:
-    """The first of the heads that is run and fits the model, which is fetched if it is not here;
-    without one, a note says why."""
+def head_beside(
+    model: Path, heads: Heads, most_bytes: int, console: Console, notes: list[str]
+) -> Path | None:
+    """The first of the heads that is run and fits the model, fetched if it has at most so many
+    bytes; without one, a note says why."""
     from edgespec import registry
 
     reasons = []
-    for name, place in heads.items():
+    for name, (place, n_bytes) in heads.items():
         try:
             if (kind := gguf_names.kind_of_head(name)) not in gguf_names.RUN_HEADS:
                 raise ModelError(f"{kind} heads are not run from files of their own")
+            if isinstance(place, str) and n_bytes > most_bytes:
+                raise ModelError(f"{format_size(n_bytes)}, more than half of the memory budget")
             path = fetch(place, console, True).path if isinstance(place, str) else place
             head, has = registry.describe(path).head, registry.describe(model).embedding_length
             if head is None or head.hidden_size != has:

@@ -48,8 +48,8 @@ class Fetched:
     path: Path
     """The file to load; the first part of a split model."""
     model: HubModel
-    heads: tuple[str, ...] = ()
-    """Files of the drafting heads in its repository, in the order in which they are tried."""
+    heads: tuple[HubFile, ...] = ()
+    """The drafting heads in its repository, in the order in which they are tried."""
     notes: tuple[str, ...] = ()
 
 
@@ -221,8 +221,10 @@ class Hub:
             ) from error
 
 
-def _heads(files: Iterable[HubFile]) -> tuple[str, ...]:
-    return tuple(gguf_names.heads({file.name: file.size_bytes for file in files}))
+def _heads(files: Iterable[HubFile]) -> tuple[HubFile, ...]:
+    by_name = {file.name: file for file in files}
+    sizes = {name: file.size_bytes for name, file in by_name.items()}
+    return tuple(by_name[name] for name in gguf_names.heads(sizes))
 
 
 def _is_inside(name: object) -> bool:

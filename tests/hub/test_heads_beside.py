@@ -179,6 +179,14 @@ def test_a_folder_s_head_is_taken_where_files_are(tmp_path: Path) -> None:
         assert session.generate(text, max_tokens=8).tokens == written
 
 
+def test_a_head_of_half_of_the_budget_is_not_fetched(hub: FakeHub) -> None:
+    given = argparse.Namespace(quiet=True, memory_budget="200KiB", hf_repo=GPT_OSS)
+    found = settings_from(given)
+    assert found.load.draft is None
+    assert "KiB, more than half of the memory budget)" in found.notes[-1]
+    assert len(hub.ranges) == 1
+
+
 def test_the_order_of_heads() -> None:
     sizes = dict.fromkeys(("mtp-m.gguf", "eagle3-m-Q8_0.gguf", "dflash-m.gguf", "m.gguf"), 9)
     sizes |= {"eagle3-m-Q4_0.gguf": 5}
