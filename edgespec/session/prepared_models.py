@@ -37,8 +37,8 @@ MAX_BRANCHES = 32
 """llama.cpp keeps vocabulary-sized buffers per sequence, and few trees have more leaves."""
 DRAFT_NODES = 1 + MAX_BRANCHES
 """Most nodes per pass of a draft: its steps are small, and each branch needs a buffer."""
-LOOKUPS = (16, 8)
-"""Numbers of guesses that a plan chooses from where they come from the texts alone."""
+N_LOOKUPS = 16
+"""Most guesses of a pass where they come from the texts alone."""
 SAMPLING_BYTES_PER_TOKEN, RULE_BYTES_PER_TOKEN = 32, 80
 """Memory per token of the vocabulary for a draw: adjusted logits in single and double precision,
 and tokens in order, where filters leave most of a flat distribution. Acceptance rules that compare
@@ -209,7 +209,7 @@ class PreparedModels(Closeable):
         guesses = settings.draft or rules.lookup or self._may_look_up
         is_fixed = settings.n_parallel != "auto" and not rules.draws_guesses
         n_texts = int(settings.n_parallel) if is_fixed else 1
-        sizes = tree_sizes(n_texts) if settings.draft else [n_texts + n for n in LOOKUPS]
+        sizes = tree_sizes(n_texts) if settings.draft else (n_texts + N_LOOKUPS,)
         if rules.pins_draft_max or not guesses:
             sizes = (1 + rules.draft_max * bool(guesses),)
         if self._may_look_up:

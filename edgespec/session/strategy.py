@@ -304,15 +304,13 @@ def best_plan(
     A target that `may_look_up` guesses from its text if it pages and passes read little more.
     """
     few_first = sorted(plans, key=lambda one: one.max_nodes)
-    least, guess = few_first[0], LOOKUPS if may_look_up else None
     ordered = [one for one in few_first if not one.paged]
     ordered += [one for one in reversed(few_first) if one.paged]
     if may_look_up:
-        ordered = [one for one in ordered if one.paged and one is not least]
-    best = choose((Strategy(one, 0, guess, n_texts) for one in ordered), speed, LARGER_TREE_COST)
-    if may_look_up:
-        without = Strategy(least, 0, ALONE, n_texts)
-        best = choose([best, without] if best and least.paged else [without], speed)
+        best = choose((alone(one, 0, one is not few_first[0]) for one in ordered), speed)
+    else:
+        trees = (Strategy(one, n_texts=n_texts) for one in ordered)
+        best = choose(trees, speed, LARGER_TREE_COST)
     assert best is not None
     return best.plan
 

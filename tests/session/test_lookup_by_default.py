@@ -61,7 +61,7 @@ def least() -> int:
 def test_a_paged_target_keeps_room_for_guesses() -> None:
     budget = least() + MIB // 2
     plan = planned(budget)
-    assert plan.paged and plan.max_nodes - 1 in prepared_models.LOOKUPS
+    assert plan.paged and plan.max_nodes - 1 == prepared_models.N_LOOKUPS
     assert plan.smallest_bytes == planned(budget, lookup=False).smallest_bytes
 
 
