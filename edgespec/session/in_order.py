@@ -34,8 +34,8 @@ class InOrder(Closeable, Generic[P]):
     def __init__(
         self, prompts: Iterable[P], start: Callable[[P], Generation], n_at_once: int
     ) -> None:
-        self._started: deque[Generation | Exception] = deque()
-        """Generations in the order of their prompts; an error stands for one that did not start."""
+        self._started: deque[Generation] = deque()
+        """Generations in the order of their prompts."""
         self._is_cancelled = False
         self._iterating = threading.Lock()
         self._results = self._written(iter(prompts), start, PROMPTS_PER_SLOT * n_at_once)
@@ -56,8 +56,7 @@ class InOrder(Closeable, Generic[P]):
         """End all generations soon and start no further ones, from any thread."""
         self._is_cancelled = True
         for generation in [*self._started]:
-            if isinstance(generation, Generation):
-                generation.cancel()
+            generation.cancel()
 
     def close(self) -> None:
         """End all generations and wait for them. Idempotent, from any thread."""
@@ -68,33 +67,27 @@ class InOrder(Closeable, Generic[P]):
     def _written(
         self, prompts: Iterator[P], start: Callable[[P], Generation], n_ahead: int
     ) -> Generator[GenerationResult, None, None]:
-        started = self._started
+        started, failure = self._started, None
         try:
             while not self._is_cancelled:
-                for prompt in islice(prompts, n_ahead - len(started)):
-                    started.append(_begun(start, prompt))
-                    if self._is_cancelled:  # since it was checked above
-                        self.cancel()
+                try:
+                    for prompt in islice(prompts, 0 if failure else n_ahead - len(started)):
+                        started.append(start(prompt))
+                        started[-1].run_ahead()
+                        if self._is_cancelled:  # since it was checked above
+                            self.cancel()
+                except Exception as error:  # noqa: BLE001 - raised in its place
+                    failure = error
                 if not started:
+                    if failure is not None:
+                        raise failure
                     return
-                if isinstance(first := started[0], Exception):
-                    raise first
-                for _ in first:
+                for _ in started[0]:
                     pass
-                started.popleft()
-                self._is_cancelled |= first.result.finish_reason == "cancelled"
-                yield first.result
+                result = started.popleft().result
+                self._is_cancelled |= result.finish_reason == "cancelled"
+                yield result
         finally:
             self.cancel()
             while started:
-                if isinstance(generation := started.popleft(), Generation):
-                    generation.close()
-
-
-def _begun(start: Callable[[P], Generation], prompt: P) -> Generation | Exception:
-    try:
-        generation = start(prompt)
-        generation.run_ahead()
-    except Exception as error:  # noqa: BLE001 - raised in its place
-        return error
-    return generation
+                started.popleft().close()
