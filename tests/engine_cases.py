@@ -27,7 +27,7 @@ COUNTING = fixed_text(list(range(10)), N_VOCAB, len(PROMPT))
 class AskedEngine(Engine):
     """An engine without a session."""
 
-    def run(self, text: Text) -> Generation:
+    def ask(self, text: Text) -> Generation:
         """The tokens of a request."""
         return Generation(self, text)
 
@@ -39,9 +39,9 @@ class AskedEngine(Engine):
         stop: Sequence[str] = (),
         progress: Progress | None = None,
     ) -> Generation:
-        """Admit and `run` a request."""
+        """Admit and `ask` for a text."""
         terms = TextRequest(tuple(prompt_tokens), sampling, max_tokens, stop, progress=progress)
-        return self.run(self.admit(terms))
+        return self.ask(self.admit(terms))
 
     @property
     def committed(self) -> Sequence[int]:

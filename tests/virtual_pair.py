@@ -277,7 +277,7 @@ def together(
             terms = TextRequest(tuple(text.prompt(n)), sampling, n_tokens)
             requests.append(engine.admit(terms))
         if staggered:
-            going = [engine.run(request) for request in requests]
+            going = [engine.ask(request) for request in requests]
             while going:
                 going = [events for events in going if next(events, None) is not None]
         else:

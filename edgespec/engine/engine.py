@@ -131,22 +131,28 @@ class Engine(Scheduler):
                 text.prepare(self.pool)
         reads, max_nodes = prompt_reading.next_parts(self, texts)
         growing = [text for text in texts if text.is_growing and not text.events]
-        self._ready(growing, sum(part.n_rows for part in reads), max_nodes, len(texts) - 1)
+        self._deal(growing, sum(part.n_rows for part in reads), max_nodes)
+        for text in growing:
+            with ending([text]):
+                self._begin_round(text, len(texts) - 1)
+                for source in text.sources:
+                    source.read(text)
+                text.has_read(self.clock())
         begun_s = self.clock()
         if growing:
             self.grow(growing)
-            grown_s = self.clock()
-            for text in growing:
-                text.outcome.draft_s += grown_s - begun_s
-            if self.sources:
-                steps = pass_.draft_steps
-                self.trace.add(Track.ENGINE, "grow", begun_s, grown_s, steps=steps)
         parts = reads + self._trees(growing, max_nodes)
         if not parts:
             return
         n_rows = sum(part.n_rows for part in parts)
-        hides = bool(growing) and not self.pool.draws and self.deal.hides(n_rows)
-        logits = self._verify(parts, texts, partial(self._grow_beside, growing) if hides else None)
+        with self.trace.span(Track.ENGINE, "verify").note(nodes=n_rows):
+            if growing and not self.pool.draws and self.deal.hides(n_rows):
+                evaluate = partial(self.target.evaluate, parts)
+                with self.worker.running(evaluate, self.target.cancel) as running:
+                    self.grow(growing, running)
+                    logits = running.result(partial(check, texts))
+            else:
+                logits = self.target.evaluate(parts)
         by_slot = {text.slot.number: text for text in texts}
         for part in parts:
             text, its_logits = by_slot[part.slot], logits.pop(0)
@@ -155,66 +161,56 @@ class Engine(Scheduler):
                     prompt_reading.take(self, text, part, its_logits)
                 elif text.is_at_work:
                     self._accept(text, part.nodes, its_logits)
-        if self.sources and growing:
-            pass_.n_rows = max(n_rows, pass_.report.n_tokens)
-            pass_.wall_s = self.clock() - begun_s + pass_.reading_s
-            pass_.guessed = pass_.verified > 0 or pass_.draft_steps > 0
-            if pass_.n_texts == len(growing):
-                self.ledger.see(self.deal, pass_)
-        elif self.sources:
-            report = replace(self.target.last_report, passes=1, n_tokens=n_rows)
-            self.ledger.see_prompt(report, None)
+        pass_.n_rows = max(n_rows, pass_.report.n_tokens)
+        pass_.wall_s = self.clock() - begun_s + pass_.reading_s
+        self._learn(len(growing))
 
     # Before the pass
 
-    def _ready(
-        self, texts: Sequence[Text], n_prompt_rows: int, max_nodes: int, n_others: int
-    ) -> None:
-        """Begin a round of `texts`, which share the pass with `n_others` each: the ledger's deal,
-        their limits, and the sources that guess, which read what they have not read."""
+    def _deal(self, texts: Sequence[Text], n_prompt_rows: int, max_nodes: int) -> None:
+        """The ledger's terms of the next pass for guesses."""
         n_unread = sum(s.n_unread(text) for text in texts for s in self.sources if s.serves(text))
-        room, info = sum(text.transcript.room for text in texts), self.target.info
+        room = sum(text.transcript.room for text in texts)
         self.deal = self.ledger.deal(max(1, len(texts)), n_unread, room, max_nodes, n_prompt_rows)
-        for text in texts:
-            with ending([text]):
-                text.check_cancelled()
-                text.outcome, text.beside, text.begun_s = RoundOutcome(), set(), self.clock()
-                n_free = info.n_ctx - len(text.slot.committed)
-                text.limits = self.limits.before_pass(
-                    n_free, text.transcript.room, n_others, are_lines=not info.tree_capable
+
+    def _begin_round(self, text: Text, n_others: int) -> None:
+        """Begin a round of a text, which shares the pass with `n_others`: its limits, and the
+        sources that guess."""
+        text.check_cancelled()
+        info, n_committed = self.target.info, len(text.slot.committed)
+        text.outcome, text.beside, text.begun_s = RoundOutcome(), set(), self.clock()
+        text.limits = self.limits.before_pass(
+            info.n_ctx - n_committed, text.transcript.room, n_others, not info.tree_capable
+        )
+        text.sources = []
+        for source in self.sources:
+            if not source.serves(text):
+                continue
+            reason = source.obstacle(text)
+            if reason is not None:
+                text.tally.note(
+                    f"the {source.name} could not follow after {n_committed} tokens ({reason}): "
+                    "the target went on without it",
+                    subject=source.name,
                 )
-                text.sources = []
-                for source in self.sources:
-                    if not source.serves(text):
-                        continue
-                    reason = source.obstacle(text)
-                    if reason is not None:
-                        n_committed = len(text.slot.committed)
-                        text.tally.note(
-                            f"the {source.name} could not follow after {n_committed} tokens "
-                            f"({reason}): the target went on without it",
-                            subject=source.name,
-                        )
-                    if reason is None and (source.is_free or self.deal.drafts):
-                        source.read(text)
-                        text.sources.append(source)
-                    else:
-                        source.rest(text)
-                if not text.sources:
-                    self.pool.bare(text.slot.number)
-                reading_s = text.outcome.reading_s = self.clock() - text.begun_s
-                if text.tally.outcomes:
-                    text.outcome.draft_s = reading_s
-                else:  # the draft's reading of the prompt is a part of the prompt's time
-                    text.charge(reading_s, gave_token=False)
-                    text.begun_s += reading_s
-                self._hang_forced(text)
+            if reason is None and (source.is_free or self.deal.drafts):
+                text.sources.append(source)
+            else:
+                source.rest(text)
+        if not text.sources:
+            self.pool.bare(text.slot.number)
+        self._hang_forced(text)
 
     def grow(self, texts: Sequence[Text], running: Running[Logits] | None = None) -> None:
         """Guess after the most probable nodes of any text, as long as another step is worth its
         time: before the pass, or beside it while it is `running`."""
-        pool, pass_, idle = self.pool, self.pass_, set[Source]()
+        pool, pass_, grown_s = self.pool, self.pass_, self.clock()
+        idle = {source for source in self.sources if running and source.is_free}
         by_slot = {text.slot.number: text for text in texts}
+        if running:  # for the next round, below a whole path and the target's own token
+            for text in texts:
+                deepest = min(2 * self.limits.max_depth + 1, text.transcript.room - 1)
+                text.limits = text.limits._replace(max_depth=deepest)
         while not (running and running.done):
             check(texts)
             source, nodes = self._next_step(texts, idle, running is not None)
@@ -239,14 +235,12 @@ class Engine(Scheduler):
             else:
                 pass_.draft_steps += 1
                 pass_.growing_s += step_s
-
-    def _grow_beside(self, texts: Sequence[Text], running: Running[Logits]) -> None:
-        """Grow the trees during a pass for the next round, below a path of full depth and the
-        target's own token."""
-        for text in texts:
-            deepest = min(2 * self.limits.max_depth + 1, text.transcript.room - 1)
-            text.limits = text.limits._replace(max_depth=deepest)
-        self.grow(texts, running)
+        if not running:
+            begun_s, grown_s = grown_s, self.clock()
+            for text in texts:
+                text.outcome.draft_s += grown_s - begun_s
+            if self.sources:
+                self.trace.add(Track.ENGINE, "grow", begun_s, grown_s, steps=pass_.draft_steps)
 
     def _hang_forced(self, text: Text) -> None:
         """Add the tokens that a grammar forces after the root as one branch."""
@@ -339,8 +333,6 @@ class Engine(Scheduler):
         key = int(self.pool.key[node])
         return [said for s in text.sources if (said := s.said(text).get(key)) is not None]
 
-    # The pass
-
     def _trees(self, texts: Sequence[Text], max_nodes: int) -> list[PassPart]:
         """The parts of a pass that verify the trees, at most `max_nodes` in total."""
         pool, pass_ = self.pool, self.pass_
@@ -361,27 +353,6 @@ class Engine(Scheduler):
             PassPart(n, pool, [node for node in chosen if pool.text[node] == n]) for n in limits
         ]
 
-    def _verify(
-        self,
-        parts: Sequence[PassPart],
-        texts: Sequence[Text],
-        beside: Callable[[Running[Logits]], None] | None,
-    ) -> Logits:
-        """Make one pass and return its logits; `beside` runs during the pass, which is then made in
-        a worker thread."""
-        n_rows = sum(part.n_rows for part in parts)
-        with self.trace.span(Track.ENGINE, "verify").note(nodes=n_rows):
-            if beside is None:
-                logits = self.target.evaluate(parts)
-            else:
-                evaluate = partial(self.target.evaluate, parts)
-                with self.worker.running(evaluate, self.target.cancel) as running:
-                    beside(running)
-                    logits = running.result(partial(check, texts))
-        pass_s, usual_s = self.target.last_report.wall_s, self.usual_pass_s
-        self.usual_pass_s = min(pass_s, 2 * usual_s) if usual_s else pass_s
-        return logits
-
     # After the pass
 
     def _accept(self, text: Text, nodes: Sequence[int], logits: np.ndarray) -> None:
@@ -399,7 +370,7 @@ class Engine(Scheduler):
         learning_s = self.clock() - begun_s
         outcome.report = self.target.last_report
         outcome.n_tokens, outcome.verified = len(tokens), len(nodes) - 1
-        outcome.accepted = len(path) - 1
+        outcome.accepted, outcome.provisional_drafted = len(path) - 1, len(text.beside)
         if text.sources or len(nodes) > 1:
             outcome.guessed = True
             outcome.claimed, outcome.right = surest(pool, path, tokens)
@@ -448,11 +419,22 @@ class Engine(Scheduler):
             except Exception as error:  # noqa: BLE001 - raised after the accepted tokens
                 text.fail(error)
         kept = pool.follow(root)
-        outcome.provisional_drafted = len(text.beside)
         outcome.provisional_kept = len(text.beside.intersection(pool.key[kept].tolist()))
         if text.is_at_work:
             for node in kept:
                 self.hang(node, text)
+
+    def _learn(self, n_growing: int) -> None:
+        """Learn from the pass what guesses cost and brought, if it was made for `n_growing` trees
+        or else for prompts."""
+        pass_, report = self.pass_, self.target.last_report
+        usual_s = self.usual_pass_s
+        self.usual_pass_s = min(report.wall_s, 2 * usual_s) if usual_s else report.wall_s
+        pass_.guessed = pass_.verified > 0 or pass_.draft_steps > 0
+        if self.sources and not n_growing:
+            self.ledger.see_prompt(replace(report, passes=1, n_tokens=pass_.n_rows), None)
+        elif self.sources and pass_.n_texts == n_growing:
+            self.ledger.see(self.deal, pass_)
 
     # Texts begin and end
 

@@ -9,9 +9,9 @@ import atexit
 import threading
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -32,6 +32,7 @@ STORING_S = 5.0
 
 
 Message = Callable[["Scheduler"], None]
+"""A call that the engine's thread makes between passes."""
 
 
 def wake(scheduler: Scheduler) -> None:
@@ -82,6 +83,12 @@ class Scheduler(Closeable):
         self._is_stopping = False
         self._at_exit = partial(_stop, weakref.ref(self))
 
+    # Parts of the engine
+
+    @abstractmethod
+    def begin(self, text: Text) -> None:
+        """Begin a text in its slot."""
+
     @abstractmethod
     def step(self, texts: Sequence[Text]) -> None:
         """Make one pass for `texts`."""
@@ -97,6 +104,144 @@ class Scheduler(Closeable):
     @abstractmethod
     def stop_models(self) -> None:
         """Make running calls of models raise Cancelled soon; callable from any thread."""
+
+    # In the engine's thread
+
+    def run(self) -> bool:
+        """Make passes as long as somebody waits for one; False if the thread should end."""
+        while not self._is_stopping:
+            try:
+                self._read_inbox()
+                self._end_finished()
+                self._begin_waiting()
+                if not self._is_wanted:
+                    if not self._store_block():
+                        return True
+                elif not self._gathering_s:
+                    texts = shared_cells.with_cells(self._active, self.slots, self.discard)
+                    with self._passing(texts):
+                        self.step(texts)
+                    self._store_block()
+            except BaseException as error:  # noqa: BLE001 - raised to the consumers
+                self._end_all(error)
+        until = self.clock() + STORING_S
+        with suppress(Exception):
+            while self.clock() < until and self._store_block():
+                pass
+        return False
+
+    @property
+    def _gathering_s(self) -> float:
+        """Seconds for which the next pass waits for texts that begin in free slots."""
+        has_room = self._active and any(slot.is_free for slot in self.slots)
+        return max(0.0, self._gathers_until - self.clock()) if has_room else 0.0
+
+    def _read_inbox(self) -> None:
+        """Do what the messages say; waits for one while texts are gathered."""
+        gathering_s = self._gathering_s
+        with suppress(Empty):
+            while True:
+                self._inbox.get(gathering_s > 0, gathering_s)(self)
+                gathering_s = 0.0
+        if gathering_s:
+            self._gathers_until = 0.0
+
+    @property
+    def _is_wanted(self) -> bool:
+        """True if somebody waits for a pass."""
+        if any(text.is_wanted or text.terms.runs_ahead for text in self._active):
+            return True
+        in_line = {text.thread for text in self._line}
+        return bool(in_line) and any(text.thread in in_line for text in self._active)
+
+    @contextmanager
+    def _passing(self, texts: Sequence[Text]) -> Iterator[None]:
+        """Context manager of a pass for `texts`, whose errors end them; delivers what came."""
+        with self._lock:
+            self._in_pass = texts
+        try:
+            yield
+        except Cancelled:
+            for text in texts:  # a text that goes on discards the interrupted pass
+                with ending([text]):
+                    text.check_cancelled()
+                    self.discard(text)
+        except BaseException as error:  # noqa: BLE001 - raised to the consumers
+            for text in texts:
+                text.fail(error)
+        with self._lock:
+            self._in_pass = ()
+        for text in texts:
+            _deliver(text)
+
+    def _store_block(self) -> bool:
+        """Store a block of a text that is not stored yet; False if there is none."""
+        return any(slot.store_block() for slot in self.slots)
+
+    def _gather(self) -> None:
+        """Let the next pass wait for texts that begin in the free slots."""
+        if len(self.slots) > 1:
+            self._gathers_until = self.clock() + GATHERING_SHARE * self.usual_pass_s
+
+    def _begin_waiting(self) -> None:
+        """Begin texts in line as far as slots, KV cells and memory for grammars are free, and
+        remove those that do not wait any longer."""
+        info, has_cells = self.slots[0].target.info, True
+        for text in [*self._line]:
+            n_grammars = text.has_grammar + sum(one.has_grammar for one in self._active)
+            if self._users.is_closing:
+                closed = "the session was closed before it was this generation's turn"
+                self._refuse(text, SessionClosed(closed))
+            elif text.is_cancelled:
+                self._refuse(text, Cancelled("the generation was cancelled"))
+            elif n_grammars <= self._n_grammars and any(slot.is_free for slot in self.slots):
+                has_cells = has_cells and shared_cells.suffice([*self._active, text], info)
+                if has_cells:  # nobody overtakes a text that waits for cells
+                    self._begin(text)
+                    self._end_finished()
+
+    def _begin(self, text: Text) -> None:
+        try:
+            text.slot = choose_slot(self.slots, text)
+            self.begin(text)
+        except BaseException as error:  # noqa: BLE001 - raised to the consumer
+            self._refuse(text, error)
+            return
+        self._line.remove(text)
+        if not self._active:
+            self._gather()
+        text.slot.text, text.slot.begun = text, self.clock()
+        self._active.append(text)
+
+    def _refuse(self, text: Text, error: BaseException) -> None:
+        self._line.remove(text)
+        _let_go(text, error)
+
+    def _end_finished(self) -> None:
+        for text in [*self._active]:
+            with ending([text]):
+                text.check_cancelled()
+            if not text.is_at_work:
+                self._end(text)
+
+    def _end(self, text: Text) -> None:
+        """End a text and free its slot."""
+        try:
+            self.end(text)
+        except BaseException as error:  # noqa: BLE001 - raised to the consumer
+            text.fail(error)
+        _deliver(text)
+        text.slot.text = None
+        self._active.remove(text)
+        self._gather()
+        _let_go(text, text.failure)
+
+    def _end_all(self, error: BaseException) -> None:
+        for text in [*self._active]:
+            text.fail(error)
+            self._end(text)
+        for text in [*self._line]:
+            self._refuse(text, error)
 
     # From any thread
 
@@ -174,6 +319,7 @@ class Scheduler(Closeable):
                 self.cancel()
                 self._thread.join(POLL_S)
         self._end_all(SessionClosed("the session is closed"))
+        self._read_inbox()
 
     def _tell(self, message: Message) -> None:
         """Put a message into the inbox of the thread, which begins with the first one."""
@@ -191,152 +337,10 @@ class Scheduler(Closeable):
                 )
                 self._thread.start()
 
-    # In the engine's thread
-
-    def serve(self) -> bool:
-        """Work until nothing is wanted; False if the thread should end."""
-        while not self._is_stopping:
-            try:
-                self._read_inbox()
-                self._end_finished()
-                self._begin_waiting()
-                if not self._is_wanted:
-                    if self._store_block():
-                        continue
-                    return True
-                if not self._gathers():
-                    self._advance()
-                    self._store_block()
-            except BaseException as error:  # noqa: BLE001 - raised to the consumers
-                self._end_all(error)
-        until = self.clock() + STORING_S
-        with suppress(Exception):
-            while self.clock() < until and self._store_block():
-                pass
-        return False
-
-    def _read_inbox(self) -> None:
-        with suppress(Empty):
-            while True:
-                self._inbox.get_nowait()(self)
-
-    def _store_block(self) -> bool:
-        """Store a block of a text that is not stored yet; False if there is none."""
-        return any(slot.store_block() for slot in self.slots)
-
-    def _advance(self) -> None:
-        """Make a pass for all active texts, and deliver what came."""
-        texts = shared_cells.with_cells(self._active, self.slots, self.discard)
-        with self._lock:
-            self._in_pass = texts
-        try:
-            self.step(texts)
-        except Cancelled:
-            for text in texts:  # a text that goes on discards the interrupted pass
-                with ending([text]):
-                    text.check_cancelled()
-                    self.discard(text)
-        except BaseException as error:  # noqa: BLE001 - raised to the consumers
-            for text in texts:
-                text.fail(error)
-        with self._lock:
-            self._in_pass = ()
-        for text in texts:
-            if text.events:
-                _deliver(text)
-
-    def _end_finished(self) -> None:
-        for text in [*self._active]:
-            with ending([text]):
-                text.check_cancelled()
-            if not text.is_at_work:
-                self._end(text)
-
-    @property
-    def _is_wanted(self) -> bool:
-        """True if somebody waits for a pass."""
-        if any(text.is_wanted or text.terms.runs_ahead for text in self._active):
-            return True
-        in_line = {text.thread for text in [*self._line]}
-        return bool(in_line) and any(text.thread in in_line for text in self._active)
-
-    def _gathers(self) -> bool:
-        """Wait for texts that begin in free slots; False if the pass should not wait longer."""
-        gathers_s = self._gathers_until - self.clock()
-        if gathers_s <= 0 or not any(slot.is_free for slot in self.slots):
-            return False
-        try:
-            self._inbox.get(timeout=gathers_s)(self)
-        except Empty:
-            self._gathers_until = 0.0
-        return True
-
-    def _gather(self) -> None:
-        """Let the next pass wait for texts that begin in the free slots."""
-        if len(self.slots) > 1:
-            self._gathers_until = self.clock() + GATHERING_SHARE * self.usual_pass_s
-
-    def _begin_waiting(self) -> None:
-        """Begin texts in line as far as slots, KV cells and memory for grammars are free, and
-        remove those that do not wait any longer."""
-        info, has_cells = self.slots[0].target.info, True
-        for text in [*self._line]:
-            n_grammars = text.has_grammar + sum(one.has_grammar for one in self._active)
-            if self._users.is_closing:
-                self._line.remove(text)
-                closed = "the session was closed before it was this generation's turn"
-                _let_go(text, SessionClosed(closed))
-            elif text.is_cancelled:
-                self._line.remove(text)
-                _let_go(text, Cancelled("the generation was cancelled"))
-            elif n_grammars <= self._n_grammars and any(slot.is_free for slot in self.slots):
-                has_cells = has_cells and shared_cells.suffice([*self._active, text], info)
-                if has_cells:  # nobody overtakes a text that waits for cells
-                    self._begin(text)
-                    self._end_finished()
-
-    def _begin(self, text: Text) -> None:
-        self._line.remove(text)
-        try:
-            text.slot = choose_slot(self.slots, text)
-            self.begin(text)
-        except BaseException as error:  # noqa: BLE001 - raised to the consumer
-            _let_go(text, error)
-            return
-        if not self._active:
-            self._gather()
-        text.slot.text, text.slot.begun = text, self.clock()
-        self._active.append(text)
-
-    @abstractmethod
-    def begin(self, text: Text) -> None:
-        """Begin a text in its slot."""
-
-    def _end(self, text: Text) -> None:
-        """End a text and free its slot."""
-        try:
-            self.end(text)
-        except BaseException as error:  # noqa: BLE001 - raised to the consumer
-            text.fail(error)
-        _deliver(text)
-        text.slot.text = None
-        self._active.remove(text)
-        self._gather()
-        _let_go(text, text.failure)
-
-    def _end_all(self, error: BaseException) -> None:
-        for text in [*self._active]:
-            text.fail(error)
-            self._end(text)
-        while self._line:
-            _let_go(self._line.pop(0), error)
-        if self._is_stopping:
-            self._read_inbox()
-
 
 def _serve(reference: weakref.ref[Scheduler], inbox: SimpleQueue[Message]) -> None:
     """Run the engine's thread, which ends with a scheduler that is no longer referenced."""
-    while (found := reference()) is not None and found.serve():
+    while (found := reference()) is not None and found.run():
         del found
         message = inbox.get()
         if (found := reference()) is not None:
@@ -355,8 +359,8 @@ def _fulfil(done: Future[T], work: Callable[[], T]) -> None:
 def _deliver(text: Text) -> None:
     """Give the accepted tokens to their consumer."""
     events, text.events = text.events, []
-    text.is_wanted = False
     if events:
+        text.is_wanted = False
         text.deliver(events)
 
 

@@ -246,6 +246,16 @@ class Text:
         else:
             self.tally.shift_s += seconds
 
+    def has_read(self, now_s: float) -> None:
+        """Count the seconds in which the sources have read, since the round began; those before the
+        first round are a part of the prompt's time."""
+        self.outcome.reading_s = now_s - self.begun_s
+        if self.tally.outcomes:
+            self.outcome.draft_s = self.outcome.reading_s
+        else:
+            self.charge(self.outcome.reading_s, gave_token=False)
+            self.begun_s = now_s
+
     def next_reads(self, pool: Pool, most: int, has_others: bool) -> tuple[PassPart, bool]:
         """The next part of the prompt, of at most `most` rows if it shares the pass of other texts;
         and whether it needs a pass of its own, which is short if it `has_others` to wait for it.

@@ -104,7 +104,7 @@ def test_a_draft_that_is_the_target_is_always_right(kind: str) -> None:
     )
     target, draft = FakeModel(language, N_VOCAB), FakeModel(language, N_VOCAB)
     with Engine(target, draft, settings) as engine:
-        result = finish(engine.run(engine.admit(request)))
+        result = finish(engine.ask(engine.admit(request)))
     assert result.speculation.accepted_lengths[:-1] == (8,) * 6
 
 
@@ -160,7 +160,7 @@ def test_no_source_changes_the_text(
         settings = EngineSettings(step_aside=False, fallback="full", draft_max=12)
         with Engine(FakeModel(target, N_VOCAB), draft, settings) as engine:
             request = TextRequest(PROMPT, sampling, 80, constraint=Cycle())
-            texts.append(finish(engine.run(engine.admit(request))))
+            texts.append(finish(engine.ask(engine.admit(request))))
     alone, drafted = texts
     assert drafted.tokens == alone.tokens
     assert drafted.speculation.accepted > 40

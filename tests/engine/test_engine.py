@@ -190,7 +190,7 @@ def test_log_probabilities_come_where_they_were_asked_for() -> None:
     with Engine(counting()) as engine:
         for n_logprobs, n_top in ((None, []), (0, [0, 0]), (2, [2, 2])):
             request = engine.admit(TextRequest(tuple(PROMPT), GREEDY, 2, n_logprobs=n_logprobs))
-            logged = [event.logprobs for event in engine.run(request)]
+            logged = [event.logprobs for event in engine.ask(request)]
             assert [len(each.top) for each in logged if each is not None] == n_top
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 
-MAX_FRAMES = 10
+MAX_FRAMES = 7
 """Most frames from the loop to llama.cpp's pass."""
 MAX_CLASSES, MAX_FILES = 44, 40
 """Most classes and files of the product in the median round with one text and a draft."""
@@ -78,13 +79,13 @@ def test_a_round_is_shallow_and_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     with session.load(load, EngineSettings(step_aside=False, remember=False)) as running:
         from edgespec_runtimes.gguf.context.rows import RowBatch
 
-        compute = RowBatch.compute
+        fill = RowBatch.fill
 
-        def measured(batch: RowBatch, context: object) -> int:
-            depths.append(1 + depth_below(sys._getframe(1), "Scheduler.serve"))
-            return compute(batch, context)
+        def measured(batch: RowBatch, rows: Any, with_logits: Any) -> None:
+            depths.append(depth_below(sys._getframe(1), "Scheduler.run"))  # calls llama_decode
+            fill(batch, rows, with_logits)
 
-        monkeypatch.setattr(RowBatch, "compute", measured)
+        monkeypatch.setattr(RowBatch, "fill", measured)
         running.generate("def read(path):\n", max_tokens=60)
     one = sorted(profile.rounds, key=lambda each: each.n_calls)[len(profile.rounds) // 2]
     assert len(one.classes) <= MAX_CLASSES, sorted(one.classes)

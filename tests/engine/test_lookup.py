@@ -189,7 +189,7 @@ def test_an_engine_looks_up_its_last_answer_for_the_same_client_only() -> None:
         def n_passes(client: str) -> int:
             before = target.n_passes
             request = engine.admit(TextRequest(tuple(range(20)), GREEDY, 24, client=client))
-            list(engine.run(request))
+            list(engine.ask(request))
             return target.n_passes - before
 
         first, again, other = n_passes("anna"), n_passes("anna"), n_passes("bert")

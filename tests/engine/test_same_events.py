@@ -103,7 +103,7 @@ def observe(
     )
     events: list[TokenEvent] = []
     try:
-        events.extend(engine.run(request))
+        events.extend(engine.ask(request))
     except (ModelError, GrammarError) as error:
         end: tuple[Any, ...] = (type(error), str(error))
     else:

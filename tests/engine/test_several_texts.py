@@ -50,7 +50,7 @@ def written(
     engine: Engine, prompt: Sequence[int], sampling: SamplingParams, n_tokens: int
 ) -> tuple[int, ...]:
     request = engine.admit(TextRequest(tuple(prompt), sampling, n_tokens))
-    for _ in engine.run(request):
+    for _ in engine.ask(request):
         pass
     return request.result().tokens
 
@@ -105,7 +105,7 @@ def test_a_stop_rule_learns_from_each_text_of_a_pass() -> None:
         engine.ledger.stop_rule = rule
         terms = [TextRequest((n, n + 1), max_tokens=12) for n in range(2)]
         requests = [engine.admit(each) for each in terms]
-        together(engine, *[lambda r=request: [*engine.run(r)] for request in requests])
+        together(engine, *[lambda r=request: [*engine.ask(r)] for request in requests])
         n_rounds = sum(len(request.tally.outcomes) for request in requests)
     assert rule.n_told == n_rounds
 
@@ -137,7 +137,7 @@ def test_texts_share_passes() -> None:
     target = new_target()
     with Engine(target) as engine:
         requests = [engine.admit(TextRequest((n, 2, 3), SamplingParams(), 20)) for n in range(3)]
-        going = [engine.run(request) for request in requests]
+        going = [engine.ask(request) for request in requests]
         while going:  # one token of each in turn: no text begins late or stays behind
             going = [events for events in going if next(events, None) is not None]
     found = [request.result().tokens for request in requests]
@@ -152,7 +152,7 @@ def test_a_cancelled_text_leaves_the_others() -> None:
         requests = [engine.admit(TextRequest((n, 2, 3), SamplingParams(), 30)) for n in range(3)]
 
         def take(n: int) -> tuple[int, ...]:
-            for taken, _ in enumerate(engine.run(requests[n])):
+            for taken, _ in enumerate(engine.ask(requests[n])):
                 if n == 1 and taken == 3:
                     engine.cancel(requests[1])
             return requests[n].result().tokens
@@ -179,7 +179,7 @@ def test_a_place_that_is_free_is_taken_before_the_next_pass() -> None:
         return PassReport(wall_s=3600.0, n_tokens=n_tokens)
 
     def begun(token: int, n_tokens: int) -> Generation:
-        return engine.run(engine.admit(TextRequest((token,), SamplingParams(), n_tokens)))
+        return engine.ask(engine.admit(TextRequest((token,), SamplingParams(), n_tokens)))
 
     target = Counting(LANGUAGE, N_VOCAB, n_texts=2, n_ctx=256, cost=hour)
     with Engine(target, None, EngineSettings()) as engine, ThreadPoolExecutor(1) as pool:
@@ -211,7 +211,7 @@ def test_an_error_of_the_target_reaches_every_text_of_the_pass_and_none_after_it
 
         def take(n: int) -> str:
             try:
-                for _ in engine.run(requests[n]):
+                for _ in engine.ask(requests[n]):
                     pass
             except ModelError as error:
                 return str(error)
@@ -229,10 +229,10 @@ def test_a_prompt_that_others_hold_is_not_read_again() -> None:
     with Engine(target) as engine:
         written(engine, prompt, SamplingParams(), 2)
         n_read = sum(target.prefilled)
-        first = engine.run(engine.admit(TextRequest((*prompt, 7), SamplingParams(), 9)))
+        first = engine.ask(engine.admit(TextRequest((*prompt, 7), SamplingParams(), 9)))
         next(first)
         second = engine.admit(TextRequest((*prompt, 8), SamplingParams(), 9))
-        assert len(list(engine.run(second))) == 9
+        assert len(list(engine.ask(second))) == 9
         list(first)
     assert sum(target.prefilled) == n_read
     assert second.tally.reused_tokens == len(prompt)
@@ -243,11 +243,11 @@ def test_a_long_prompt_is_read_in_portions_beside_a_text() -> None:
     target = new_target(2, max_nodes=8)
     target.info = replace(target.info, prompt_batch=16)
     with Engine(target) as engine:
-        first = engine.run(engine.admit(TextRequest((1, 2), SamplingParams(), 60)))
+        first = engine.ask(engine.admit(TextRequest((1, 2), SamplingParams(), 60)))
         next(first)
         begun = len(target.evaluations)
         second = engine.admit(TextRequest(tuple([1, 2, 3, 4] * 20), SamplingParams(), 2))
-        list(engine.run(second))
+        list(engine.ask(second))
         assert max(target.prefilled) <= 16
         assert sum(target.prefilled) >= 78
         assert len(target.evaluations) - begun >= 4, "the first text went on meanwhile"
@@ -262,7 +262,7 @@ def test_prompts_that_come_one_by_one_cost_no_pass_of_their_own() -> None:
             engine.admit(TextRequest((n, *range(3, 20)), SamplingParams(), n_tokens))
             for n in range(8)
         ]
-        going = [engine.run(request) for request in requests]
+        going = [engine.ask(request) for request in requests]
         while going:
             going = [events for events in going if next(events, None) is not None]
     assert target.n_passes <= n_tokens + 8
@@ -274,12 +274,12 @@ def test_guesses_are_verified_in_the_passes_that_read_a_long_prompt() -> None:
     target, draft = new_target(2, max_nodes=16), new_draft(2)
     target.info = replace(target.info, prompt_batch=24)
     with Engine(target, draft, EngineSettings(step_aside=False)) as engine:
-        first = engine.run(engine.admit(TextRequest((1, 2), SamplingParams(), 200)))
+        first = engine.ask(engine.admit(TextRequest((1, 2), SamplingParams(), 200)))
         for _ in range(5):
             next(first)
         n_before, n_evaluated = target.n_passes, len(target.evaluations)
         second = engine.admit(TextRequest(tuple([1, 2, 3, 4] * 30), SamplingParams(), 1))
-        assert [event.token for event in engine.run(second)] == [
+        assert [event.token for event in engine.ask(second)] == [
             *alone([1, 2, 3, 4] * 30, SamplingParams(), 1)
         ]
         assert target.n_passes - n_before <= 120 // (24 - 16) + 2
@@ -296,10 +296,10 @@ def test_a_pass_that_fails_leaves_nothing_of_the_prompts_in_it() -> None:
             raise ModelError("broken")
 
     with Engine(target) as engine:
-        first = engine.run(engine.admit(TextRequest((1, 2), SamplingParams(), 20)))
+        first = engine.ask(engine.admit(TextRequest((1, 2), SamplingParams(), 20)))
         next(first), next(first)
         target.hook = fail_once
-        second = engine.run(engine.admit(TextRequest((5, 2, 7, 8), SamplingParams(), 9)))
+        second = engine.ask(engine.admit(TextRequest((5, 2, 7, 8), SamplingParams(), 9)))
         with pytest.raises(ModelError, match="broken"):
             list(second)
         assert target.text(1) == ()

@@ -95,7 +95,7 @@ def asked(n: int, n_prompt: int, n_tokens: int | None) -> TextRequest:
 def alone(terms: TextRequest, **options: Any) -> tuple[int, ...]:
     with Engine(TiledTexts(1, **options)) as engine:
         text = engine.admit(terms)
-        list(engine.run(text))
+        list(engine.ask(text))
         return text.result().tokens
 
 
@@ -103,7 +103,7 @@ def test_texts_that_do_not_fit_together_wait_for_each_other() -> None:
     target, terms = TiledTexts(3, N_CTX), [asked(n, 40, 20) for n in range(3)]
     with Engine(target) as engine:
         texts = [engine.admit(each) for each in terms]
-        streams = [engine.run(text) for text in texts]
+        streams = [engine.ask(text) for text in texts]
         for stream in streams:
             stream.run_ahead()
         for stream in streams:
@@ -118,7 +118,7 @@ def test_texts_are_written_together_as_long_as_what_they_wrote_fits() -> None:
     target, terms = TiledTexts(3, N_CTX), [asked(n, TILE, None) for n in range(3)]
     with Engine(target) as engine:
         texts = [engine.admit(each) for each in terms]
-        in_turn([engine.run(text) for text in texts])
+        in_turn([engine.ask(text) for text in texts])
         assert texts[2].n_rows > 0, "it was set back"
     assert [text.result().tokens for text in texts] == [alone(each) for each in terms]
     assert max(target.evaluations) >= 3
@@ -144,11 +144,11 @@ def test_a_text_that_is_set_back_is_the_text_alone(data: st.DataObject) -> None:
     target = TiledTexts(n_texts, n_cells, tile=tile)
     with Engine(target, draft if data.draw(st.booleans()) else None, rules) as engine:
         texts = [engine.admit(each) for each in terms]
-        in_turn([engine.run(text) for text in texts])
+        in_turn([engine.ask(text) for text in texts])
     for each, text in zip(terms, texts, strict=True):
         with Engine(TiledTexts(1, tile=tile), None, rules) as engine:
             expected = engine.admit(each)
-            list(engine.run(expected))
+            list(engine.ask(expected))
         assert text.result().tokens == expected.result().tokens
     assert_nothing_provisional(target)
 
@@ -157,11 +157,11 @@ def test_a_short_text_between_two_turns_leaves_the_first_ones_prefix() -> None:
     target = TiledTexts(2, N_CTX)
     with Engine(target) as engine:
         first = engine.admit(asked(1, 40, 4))
-        list(engine.run(first))
-        list(engine.run(engine.admit(asked(2, 5, 4))))
+        list(engine.ask(first))
+        list(engine.ask(engine.admit(asked(2, 5, 4))))
         prompt = (*first.prompt, *first.result().tokens, 3, 4)
         turn = engine.admit(TextRequest(prompt, max_tokens=2))
-        list(engine.run(turn))
+        list(engine.ask(turn))
     assert turn.tally.reused_tokens >= 40 - TILE
 
 
@@ -169,9 +169,9 @@ def test_the_oldest_kept_text_goes_where_a_new_one_needs_its_cells() -> None:
     target = TiledTexts(4, N_CTX)
     with Engine(target) as engine:
         for n in range(2):
-            list(engine.run(engine.admit(asked(n, 20, 2))))
-        list(engine.run(engine.admit(asked(7, 28, 2))))
+            list(engine.ask(engine.admit(asked(n, 20, 2))))
+        list(engine.ask(engine.admit(asked(7, 28, 2))))
         again = [engine.admit(asked(n, 20, 1)) for n in (1, 0)]
         for text in again:
-            list(engine.run(text))
+            list(engine.ask(text))
     assert [text.tally.reused_tokens > 0 for text in again] == [True, False]

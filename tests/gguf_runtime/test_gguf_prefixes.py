@@ -62,7 +62,7 @@ def written(
         settings = EngineSettings(remember=False, lookup=True)
         with Engine(target, None, settings, prefixes=place) as engine:
             request = engine.admit(TextRequest(tuple(prompt), SAMPLINGS[n % 2], N_NEW))
-            text = [event.token for event in engine.run(request)]
+            text = [event.token for event in engine.ask(request)]
             found.append((text, request.result().reused_tokens))
         target.truncate(0)
     return found

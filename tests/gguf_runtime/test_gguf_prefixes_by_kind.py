@@ -76,7 +76,7 @@ def written(
         with Engine(target, None, EngineSettings(remember=False), prefixes=place) as engine:
             sampling = SamplingParams(temperature=0.9 * (n % 2), seed=3)
             request = engine.admit(TextRequest(tuple(prompt), sampling, N_NEW))
-            texts.append([event.token for event in engine.run(request)])
+            texts.append([event.token for event in engine.ask(request)])
             known.append(request.result().reused_tokens)
     return texts, known
 

@@ -12,7 +12,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.engine.text import N_LEFT
 from edgespec.registry import ModelRequest
 from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.context.rows import RowBatch
+from edgespec_runtimes.gguf.context.rows import RowBatch, Rows
 from edgespec_runtimes.gguf.model import GgufModel
 from engine_cases import GREEDY, finish
 from engine_cases import AskedEngine as Engine
@@ -58,13 +58,13 @@ def open_model(request: pytest.FixtureRequest, hybrid: Path) -> Iterator[Open]:
 def n_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each pass from now on."""
     rows: list[int] = []
-    compute = RowBatch.compute
+    fill = RowBatch.fill
 
-    def counting(batch: RowBatch, context: Any) -> int:
-        rows.append(batch.n_rows)
-        return compute(batch, context)
+    def counting(batch: RowBatch, computed: Rows, with_logits: Any) -> None:
+        rows.append(len(computed))
+        fill(batch, computed, with_logits)
 
-    monkeypatch.setattr(RowBatch, "compute", counting)
+    monkeypatch.setattr(RowBatch, "fill", counting)
     return rows
 
 

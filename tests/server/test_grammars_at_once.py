@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +18,7 @@ from test_serve_command import address_of, start
 from test_server_clients import until_idle
 
 from edgespec.completions.request_limits import max_answer_tokens
+from edgespec.engine.text import Text
 from edgespec.grammar.specification import GRAMMARS_AT_ONCE
 from edgespec.server.lifetime import Server
 from engine_cases import counting
@@ -47,14 +48,14 @@ def slots(address: str) -> tuple[int, int]:
 @pytest.mark.slow
 def test_eight_requests_with_schemas_are_all_answered() -> None:
     with pair(n_parallel=8) as session, serving(session) as address:
-        scheduler, most = session._engine, [0]
-        advance = scheduler._advance
+        engine, most = session._engine, [0]
+        step = engine.step
 
-        def watched() -> None:
-            most[0] = max(most[0], sum(text.has_grammar for text in scheduler._active))
-            advance()
+        def watched(texts: Sequence[Text]) -> None:
+            most[0] = max(most[0], sum(text.has_grammar for text in texts))
+            step(texts)
 
-        scheduler._advance = watched  # type: ignore[method-assign]
+        engine.step = watched  # type: ignore[method-assign]
         schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
         with ThreadPoolExecutor(8) as pool:
             asked = [

@@ -46,7 +46,7 @@ class StoringEngine:
 
     def write(self, prompt: list[int], client: str = "", n_tokens: int = 8) -> list[int]:
         request = self.engine.admit(TextRequest(tuple(prompt), GREEDY, n_tokens, client=client))
-        tokens = [event.token for event in self.engine.run(request)]
+        tokens = [event.token for event in self.engine.ask(request)]
         self.result = request.result()
         return tokens
 

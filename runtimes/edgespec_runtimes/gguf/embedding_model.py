@@ -198,7 +198,7 @@ class GgufEmbedder(EmbeddingModel):
             with self._pass():
                 lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
                 self._batch.fill(rows, range(n_tokens))
-                code = self._batch.compute(self._context)
+                code = int(lib.llama_decode(self._context, self._batch.raw))
             if self._stop.is_set() or code == _ABORTED:
                 self._stop.clear()
                 raise Cancelled("the model was asked to stop")

@@ -378,7 +378,7 @@ class GgufModel(KeptTexts):
         """Compute a pass over `rows`; returns llama_decode's code."""
         self._batch.fill(rows, with_logits)
         with self._computing():
-            return self._batch.compute(self._context)
+            return int(lib.llama_decode(self._context, self._batch.raw))
 
     def _computing(self) -> AbstractContextManager[None]:
         """Context manager in which llama.cpp's threads spin while they wait for each other, as far

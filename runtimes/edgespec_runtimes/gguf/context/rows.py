@@ -118,18 +118,14 @@ class RowBatch:
 
         Rows are tokens, or embeddings of `n_values`.
         """
-        self._batch = batch = lib.llama_batch_init(n_rows, n_values, n_sequences)
+        self.raw = batch = lib.llama_batch_init(n_rows, n_values, n_sequences)
         # each access to a field of the struct creates a new pointer
         self._fields = batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits
         self._n_values = n_values
 
-    @property
-    def n_rows(self) -> int:
-        return int(self._batch.n_tokens)
-
     def fill(self, rows: Rows, with_logits: Collection[int]) -> None:
         """Set the batch to `rows`; `with_logits` has the indices of rows that need logits."""
-        self._batch.n_tokens = len(rows.tokens)
+        self.raw.n_tokens = len(rows.tokens)
         row_token, row_position, row_n_ids, row_ids, row_logits = self._fields
         columns = zip(rows.tokens, rows.positions, rows.sequences, strict=True)
         for i, (token, position, ids) in enumerate(columns):
@@ -144,13 +140,9 @@ class RowBatch:
 
     def embeddings(self, n_rows: int) -> np.ndarray:
         """Embeddings of the first `n_rows` rows, float32 [n_rows, n_values], to be written."""
-        address = ctypes.cast(self._batch.embd, ctypes.c_void_p).value
+        address = ctypes.cast(self.raw.embd, ctypes.c_void_p).value
         content: Any = (ctypes.c_float * (n_rows * self._n_values)).from_address(address or 0)
         return np.frombuffer(content, np.float32).reshape(n_rows, self._n_values)
 
-    def compute(self, context: Any) -> int:
-        """Call llama_decode; returns its code."""
-        return int(lib.llama_decode(context, self._batch))
-
     def free(self) -> None:
-        lib.llama_batch_free(self._batch)
+        lib.llama_batch_free(self.raw)
