@@ -220,7 +220,7 @@ MOST_LINES = {
     "completions": 4568,
     "concurrency": 567,
     "diagnosis": 480,
-    "engine": 4374,
+    "engine": 4370,
     "grammar": 1030,
     "hub": 671,
     "jobs": 425,
