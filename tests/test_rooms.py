@@ -229,7 +229,7 @@ MOST_LINES = {
     "paging": 1900,
     "ports": 605,
     "rules": 949,
-    "server": 2709,
+    "server": 2696,
     "session": 3000,
     "settings": 1220,
     "state": 650,

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from edgespec.completions.protocols.request_parts import RequestError
+from pydantic import StrictInt, StrictStr
+
+from edgespec.completions.protocols.request_parts import ParsedRequest, RequestError
 from edgespec.memory import process
 from edgespec.settings.units import auto_bounds, format_size, parse_size
 
-FIELD = "memory_budget"
+
+class BudgetRequest(ParsedRequest):
+    """A request for another memory budget."""
+
+    memory_budget: StrictInt | StrictStr
+    """A number of bytes, a size such as 2GiB, or auto."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +39,15 @@ class BudgetLimit:
 
     def budget_of(self, content: object) -> int | str:
         """The budget in decoded JSON. Raises RequestError and UsageError."""
-        if not isinstance(content, Mapping) or content.keys() != {FIELD}:
-            raise RequestError(f'the body must be an object like {{"{FIELD}": "2GiB"}}')
-        size = content[FIELD]
+        size = BudgetRequest.parse(content).memory_budget
         if size == "auto":
             return self.auto
-        if isinstance(size, float) and size.is_integer():  # an integer in JSON
-            size = int(size)
-        if not isinstance(size, int | str) or isinstance(size, bool):
-            raise RequestError(
-                f"{FIELD}: it must be a number of bytes, a size like 2GiB, or auto", FIELD
-            )
         n_bytes = parse_size(size, process.total_bytes())
         if n_bytes > self.most_bytes:
             raise RequestError(
-                f"{FIELD}: {format_size(n_bytes)} is more than the {format_size(self.most_bytes)} "
-                "that this server may be given: raise its setting max-budget, or give more",
-                FIELD,
+                f"memory_budget: {format_size(n_bytes)} is above the server's setting max-budget, "
+                f"{format_size(self.most_bytes)}: raise it, or give less",
+                "memory_budget",
                 "budget_too_large",
             )
         return n_bytes

@@ -20,6 +20,7 @@ from edgespec.completions.protocols.message_requests import CountRequest, Messag
 from edgespec.completions.protocols.response_requests import ResponsesRequest
 from edgespec.completions.requests import ChatRequest, CompletionRequest
 from edgespec.completions.tokenizing import DetokenizeRequest, TokenizeRequest
+from edgespec.server.budget_request import BudgetRequest
 from edgespec.server.serving import DOORS
 from edgespec.session.session_budget import BudgetReport
 
@@ -57,12 +58,6 @@ class ModelPage(TypedDict):
     data: list[ModelEntry]
 
 
-class NewBudget(TypedDict):
-    """Another memory budget."""
-
-    memory_budget: int | str
-
-
 _ROUTES: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("post", "/v1/chat/completions", "Answer a conversation", ChatRequest, dict),
     ("post", "/v1/completions", "Continue texts", CompletionRequest, dict),
@@ -72,7 +67,7 @@ _ROUTES: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("post", "/v1/messages/count_tokens", "Count a conversation's tokens", CountRequest, dict),
     ("post", "/v1/tokenize", "Tokens of a text", TokenizeRequest, dict),
     ("post", "/v1/detokenize", "Text of tokens", DetokenizeRequest, dict),
-    ("post", "/v1/budget", "Change the memory budget", NewBudget, BudgetReport),
+    ("post", "/v1/budget", "Change the memory budget", BudgetRequest, BudgetReport),
     ("get", "/v1/budget", "The memory budget and what is in memory", None, BudgetReport),
     ("get", "/v1/models", "The models", None, ModelPage),
     ("get", "/v1/models/{name}", "A model", None, ModelEntry),

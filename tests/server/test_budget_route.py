@@ -68,7 +68,6 @@ NO_BUDGETS = [
 def test_what_is_no_budget_is_refused(client: TestClient, body: object) -> None:
     answer = client.post("/v1/budget", json=body)
     assert answer.status_code == 400
-    assert "size" in answer.text or "memory_budget" in answer.text
 
 
 @pytest.mark.parametrize("size", ["500GiB", "1025MiB", "100%"])
