@@ -215,7 +215,7 @@ def test_a_module_of_more_than_400_lines_says_why() -> None:
 MOST_LINES = {
     "batch": 525,
     "bench": 1374,
-    "chat": 1910,
+    "chat": 1900,
     "cli": 4687,
     "completions": 4568,
     "concurrency": 567,
@@ -229,7 +229,7 @@ MOST_LINES = {
     "paging": 1900,
     "ports": 605,
     "rules": 949,
-    "server": 2696,
+    "server": 2688,
     "session": 3000,
     "settings": 1220,
     "state": 650,

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any
 
@@ -143,19 +144,6 @@ def _without_system(turns: Sequence[Turn]) -> list[Turn]:
     return merged
 
 
-def _outline(turns: Sequence[Turn]) -> tuple[str, ...]:
-    """Roles of a short conversation whose system messages stand where those of `turns` do."""
-    n_first = next((n for n, turn in enumerate(turns) if turn["role"] not in _SYSTEMS), len(turns))
-    first = tuple(turn["role"] for turn in turns[: min(n_first, 3)])
-    later = sorted({turn["role"] for turn in turns[n_first:] if turn["role"] in _SYSTEMS})
-    return (
-        *first,
-        "user",
-        *(role for one in later for role in ("assistant", one)),
-        *("user",) * bool(later),
-    )
-
-
 def _with_one_system(turns: Sequence[Turn]) -> list[Turn]:
     """The turns with all system messages merged into one, which comes first."""
     texts = [turn["content"] for turn in turns if turn["role"] in _SYSTEMS and turn["content"]]
@@ -227,7 +215,11 @@ def _short(identity: str) -> str:
 
 def _systems(turns: Sequence[Turn]) -> _Trial:
     """The trial of system messages that stand where those of `turns` do."""
-    told = [_turn(role, f"{_SYSTEM}.{place}.") for place, role in enumerate(_outline(turns))]
+    roles = [turn["role"] for turn in turns]
+    first = [*takewhile(_SYSTEMS.__contains__, roles)]
+    later = sorted({*roles[len(first) :]} & {*_SYSTEMS})
+    shown = [*first[:3], "user", *(role for one in later for role in ("assistant", one, "user"))]
+    told = [_turn(role, f"{_SYSTEM}.{place}.") for place, role in enumerate(shown)]
     return _Trial([turn["content"] for turn in told if turn["role"] in _SYSTEMS], told)
 
 

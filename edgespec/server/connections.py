@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import h11
 import uvicorn
@@ -50,32 +49,25 @@ class HttpServer(uvicorn.Server):
         shutdown_s: float,
     ) -> None:
         """`max_requests` run or wait at once; at the end, they have `shutdown_s` seconds."""
+        most = {"limits": limits, "max_connections": max_requests + limits.connections}
         super().__init__(
             uvicorn.Config(
                 app,
+                http=type("Connection", (_Connection,), most),
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 lifespan="off",
                 ws="none",
+                # uvicorn's own is 5 s, which is when clients such as httpx close theirs
+                timeout_keep_alive=limits.headers_s,  # type: ignore[arg-type]
                 timeout_graceful_shutdown=math.ceil(shutdown_s),
-                **limited(limits, max_requests),
             )
         )
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def limited(limits: ClientLimits, max_requests: int) -> dict[str, Any]:
-    """Settings of uvicorn for `limits` and as many requests that run or wait at once."""
-    attributes = {"limits": limits, "max_connections": max_requests + limits.connections}
-    return {
-        "http": type("Connection", (_Connection,), attributes),
-        # uvicorn's own is 5 s, which is when clients such as httpx close theirs
-        "timeout_keep_alive": limits.headers_s,
-    }
 
 
 class _Connection(H11Protocol):

@@ -61,6 +61,10 @@ class FixedTime(datetime):
         return datetime(2026, 7, 4, 12, 30)
 
 
+DATES = {"date_string": "04 Jul 2026", "datetime": "Jul 04 2026"}
+"""Variables that llama.cpp gives to templates, too."""
+
+
 @pytest.fixture(scope="module")
 def templates(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """Sources of all templates by name."""
@@ -255,7 +259,7 @@ def test_a_conversation_is_rendered_as_by_jinja(
             continue
         tools = TOOLS if ours[name].takes_tools else None
         wanted = as_transformers_wants(TALKS[talk], name, source)
-        options = {"tools": tools, "add_generation_prompt": True} | variables
+        options = {"tools": tools, "add_generation_prompt": True} | DATES | variables
         expected = rendered(plain[name], wanted, **options)
         try:
             text = ours[name].render(TALKS[talk], tools, **variables)
