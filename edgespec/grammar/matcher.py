@@ -182,7 +182,10 @@ class _Tokens:
     def __call__(self, text: str) -> list[int]:
         if isinstance(text, bytes):
             raise TypeError("text, not bytes")  # llguidance tries both
-        return self._vocabulary.encode(text, add_special=False)
+        # some tokenizers add a blank before every text: a line break in front takes it
+        encode = partial(self._vocabulary.encode, add_special=False)
+        seam, joined = encode("\n"), encode("\n" + text)
+        return joined[len(seam) :] if joined[: len(seam)] == seam else encode(text)
 
 
 def check(grammar: Grammar) -> None:
