@@ -34,7 +34,6 @@ is internal. `python docs/pages.py` writes this page from the code.
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Sessions": ("load", "plan", "Session", "AsyncSession", "Generation"),
     "Embedding models": ("load_embedder", "Embedder"),
-    "Several models": ("Models",),
     "Settings": ("LoadSettings", "SamplingParams", "EngineSettings"),
     "Structured answers": ("json_schema", "regular_expression", "lark_grammar", "Grammar"),
     "Traces": ("open_trace",),

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from edgespec.session.asynchronous import AsyncSession as AsyncSession
     from edgespec.session.embedder import Embedder as Embedder
     from edgespec.session.embedder import load_embedder as load_embedder
-    from edgespec.session.models import Models as Models
     from edgespec.session.session import Session as Session
     from edgespec.session.session import load as load
     from edgespec.session.session import plan as plan
@@ -63,7 +62,6 @@ _NAMES = {
     "grammar.specification": ("Grammar", "json_schema", "lark_grammar", "regular_expression"),
     "session.asynchronous": ("AsyncSession",),
     "session.embedder": ("Embedder", "load_embedder"),
-    "session.models": ("Models",),
     "session.session": ("Session", "load", "plan"),
     "settings.config": ("LoadSettings",),
     "tracing.trace_file": ("open_trace",),
