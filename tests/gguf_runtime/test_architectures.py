@@ -21,7 +21,9 @@ from zoo_species import architectures as architectures_of_llama_cpp
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("architecture", architectures.PURPOSES)
+@pytest.mark.parametrize(
+    "architecture", [name for name, found in architectures.ARCHITECTURES.items() if found.purpose]
+)
 def test_a_model_for_something_else_is_refused_with_a_next_step(
     architecture: str, tmp_path: Path
 ) -> None:
@@ -50,7 +52,7 @@ def test_a_model_that_pools_is_refused(pooling: int, name: str, tmp_path: Path) 
 def test_an_encoder_that_only_llama_cpp_knows_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(architectures.PURPOSES, "t5")
+    monkeypatch.delitem(architectures.ARCHITECTURES, "t5")
     path = write_model(tmp_path / "m.gguf", Species("t5"))
     with pytest.raises(ModelError, match="diffusion"):
         runtime.prepare(ModelRequest(path, "target", 64, 1, 1, 1))

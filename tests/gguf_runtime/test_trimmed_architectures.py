@@ -1,25 +1,41 @@
-"""Trimmed copies of random models of every supported architecture rate tokens as the models do."""
+"""Trimmed copies of random models of every architecture rate tokens as the models do, unless the
+graph needs more of a token than its embedding."""
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from edgespec.errors import ModelError
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
-from edgespec_runtimes.enlarge.gguf.trim import trim, write_trimmed
-from edgespec_runtimes.gguf.file.architectures import Trait, names_with
+from edgespec_runtimes.enlarge.gguf.trim import check_trimmable, trim, write_trimmed
+from edgespec_runtimes.gguf.context import contexts
+from edgespec_runtimes.gguf.file.architectures import Trait, architecture
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.file.trimmed_header import trimmed_shape
+from edgespec_runtimes.gguf.file.trimmed_header import can_be_trimmed, trimmed_shape
+from edgespec_runtimes.gguf.llama import abi, loading
+from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.bindings import lib
+from edgespec_runtimes.gguf.weights.segments import TRACED_SHAPE
 from gguf_files import tiny_llama
 from one_tree import OneTree
 from port_calls import evaluate, prefill
 from zoo_files import write_model
-from zoo_species import Species
+from zoo_species import NO_TEXT, all_species
+from zoo_trials import in_child
 
-EXPERTS_ONLY = {"qwen3moe", "granitemoe", "deepseek"}
+NO_LAYERS = {"embedding_length_per_layer_input": 0}
+"""Change of a Gemma 4 whose layers look up nothing by a token, as the larger ones."""
+WRITING = {
+    species.name: species
+    for species in all_species()
+    if species.architecture not in NO_TEXT and not architecture(species.architecture).purpose
+}
 
 
 def logits_of(target: Path, draft: Path) -> np.ndarray:
@@ -33,15 +49,106 @@ def logits_of(target: Path, draft: Path) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", names_with(Trait.TRIMMABLE))
-def test_it_rates_tokens_as_the_model_does(architecture: str, tmp_path: Path) -> None:
-    species = Species(architecture, architecture in EXPERTS_ONLY)
-    target = write_model(tmp_path / "target.gguf", species)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("llama", "qwen2", "qwen2vl", "qwen3moe", "gemma3", "gemma4", "gemma4+experts", "granite"),
+        *(
+            "glm4moe",
+            "deepseek2",
+            "gpt-oss",
+            "phi3",
+            "starcoder2",
+            "cohere2moe",
+            "mistral3",
+            "olmoe",
+        ),
+    ],
+)
+def test_it_rates_tokens_as_the_model_does(name: str, tmp_path: Path) -> None:
+    changes = NO_LAYERS if name.startswith("gemma4") else None
+    target = write_model(tmp_path / "target.gguf", WRITING[name], changes)
     trimmed = tmp_path / "trimmed.gguf"
     write_trimmed(target, trimmed, range(3, 40))
     whole, some = logits_of(target, target), logits_of(target, trimmed)
     assert some.shape == (2, 37)
     np.testing.assert_allclose(some, whole[:, 3:40], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRITING)
+def test_graphs_take_embeddings_in_place_of_tokens(name: str, tmp_path: Path) -> None:
+    """A newer llama.cpp may change a graph: then its line in the table of architectures changes."""
+    path = tmp_path / "model.gguf"
+    changes = NO_LAYERS if name.startswith("gemma4") else None
+    found = in_child(lambda: both_graphs(write_model(path, WRITING[name], changes)))
+    if found.how == "ok" and found.value is not None:
+        tokens, embeddings, scales = found.value
+        assert tokens == embeddings
+        is_scaled = Trait.SCALED in architecture(WRITING[name].architecture).traits
+        width = read_header(path).embedding_length
+        assert scales == ([[pytest.approx(width**0.5), 1.0]] if is_scaled else [])
+    else:
+        assert found.how == "ok", found.told
+
+
+def both_graphs(path: Path) -> tuple[list[Any], list[Any], list[Any]] | None:
+    """Operations and weights of the graphs for a token and an embedding, and factors that differ;
+    None for a model of which no copy is made."""
+    header = read_header(path)
+    if not can_be_trimmed(header):
+        return None
+    model, _ = loading.load_mapped(path)
+    one, other = (graph_of(model, header.tensors_by_name, given) for given in (0, model.n_embd))
+    factors = zip(one, other, strict=False)
+    return (
+        [node[:2] for node in one],
+        [node[:2] for node in other],
+        [(a[2], b[2]) for a, b in factors if a[2] != b[2]],
+    )
+
+
+def graph_of(model: loading.Model, names: Any, n_values: int) -> list[tuple[str, list[str], float]]:
+    """Operation, weights and factor of each node, of a pass over an embedding of `n_values` or over
+    a token."""
+    nodes = []
+
+    @lib.ggml_backend_sched_eval_callback
+    def watch(node: int, ask: bool, _: Any) -> bool:
+        tensor = abi.GgmlTensor.from_address(node)
+        weights = []
+        for source in tensor.src:
+            address = source
+            while address and (parent := abi.GgmlTensor.from_address(address).view_src):
+                address = parent
+            name = abi.name_of(address).split(b"\0")[0].decode() if address else ""
+            weights += [name] * (name in names)
+        op = abi.op_name(tensor.op)
+        bits = ctypes.c_int32(tensor.op_params[0])
+        factor = ctypes.c_float.from_buffer(bits).value if op == "SCALE" else 1.0
+        nodes.append((op, weights, factor))
+        return False
+
+    stop = AbortFlag()
+    stop.set()
+    context = contexts.new_context(model, TRACED_SHAPE, watch, stop)
+    batch = lib.llama_batch_init(4, n_values, 1)  # positions for all sections of a rotation
+    batch.n_tokens, batch.n_seq_id[0], batch.seq_id[0][0], batch.logits[0] = 1, 1, 0, 1
+    for section in range(4):
+        batch.pos[section] = 0
+    if not n_values:
+        batch.token[0] = 0
+    lib.llama_decode(context, batch)
+    lib.llama_free(context)
+    return nodes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma3n", "gemma4", "cogvlm", "graniteswitch", "deepseek4"])
+def test_a_graph_that_needs_tokens_is_refused(name: str, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", WRITING[name])
+    with pytest.raises(ModelError, match=WRITING[name].architecture):
+        check_trimmable(path)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from contextlib import closing
 
 import pytest
 
-from edgespec_runtimes.gguf.file.architectures import PURPOSES
+from edgespec_runtimes.gguf.file.architectures import architecture
 from edgespec_runtimes.gguf.llama import loading
 from zoo import verdicts, ways_of
 from zoo_species import NO_TEXT, all_species
@@ -24,7 +24,7 @@ SPECIES = {species.name: species for species in all_species()}
 REFUSED = [
     name
     for name, species in SPECIES.items()
-    if species.architecture in PURPOSES or species.architecture in NO_TEXT
+    if architecture(species.architecture).purpose or species.architecture in NO_TEXT
 ]
 WRITING = [name for name in SPECIES if name not in REFUSED]
 

@@ -13,6 +13,7 @@ from edgespec.registry import ModelRequest
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context import contexts, windows
 from edgespec_runtimes.gguf.context.recurrent import MAX_LAG
+from edgespec_runtimes.gguf.file.architectures import Trait, has
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.kernels.reference_kernels import (
     MIN_TILED_BATCH,
@@ -32,8 +33,6 @@ if the text does not depend on them."""
 MAX_LINE = 8
 """Most guesses in a line that a recurrent target verifies; if it can roll back, it keeps one state
 per guess."""
-ONE_LINE = ("plamo2",)
-"""Architectures for which llama.cpp aborts if a pass has several sequences."""
 MAX_LINES = 4
 """Most lines of a tree that a recurrent target verifies in a pass, each with its own states."""
 
@@ -111,7 +110,7 @@ class ContextChoice:
         longest, n_lines = self._state.n_rollback, 1
         if self._state.can_copy and not self.is_remote:
             longest = longest or wanted
-            most = 1 if self._header.architecture in ONE_LINE else MAX_LINES
+            most = 1 if has(self._header, Trait.ONE_SEQUENCE) else MAX_LINES
             n_lines = min(most, request.max_branches, (request.max_nodes - 1) // longest)
         max_nodes, max_branches = request.max_nodes, request.max_branches
         if not tree_capable:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec_runtimes.gguf.file.architectures import Trait, names_with
+from edgespec_runtimes.gguf.file.architectures import Trait, architecture
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.bindings import lib, llama_cpp_ext
 from edgespec_runtimes.kit.kept_features import KeptFeatures
@@ -132,6 +132,7 @@ _inputs_of = _staged(
 )
 
 
-def gives_inputs(architecture: str) -> bool:
+def gives_inputs(name: str) -> bool:
     """True if the graphs of an architecture give the inputs of their layers."""
-    return architecture in names_with(Trait.SHOWS_INPUTS) and _ask_for_inputs is not None
+    traits = architecture(name).traits
+    return Trait.SHOWS_INPUTS in traits and _ask_for_inputs is not None

@@ -27,6 +27,7 @@ from edgespec_runtimes.gguf.context.recurrent import RecurrentText
 from edgespec_runtimes.gguf.context.rows import ForestRows, RowBatch, Rows
 from edgespec_runtimes.gguf.context.sequences import HOME, Texts
 from edgespec_runtimes.gguf.feature_tap import FeatureTap, OutputTap
+from edgespec_runtimes.gguf.file.architectures import Trait, architecture
 from edgespec_runtimes.gguf.kept_texts import KeptTexts
 from edgespec_runtimes.gguf.kernels.invariant_products import InvariantProducts
 from edgespec_runtimes.gguf.kernels.reference_kernels import (
@@ -43,8 +44,6 @@ from edgespec_runtimes.gguf.node_features import NodeTap
 from edgespec_runtimes.gguf.weights.paged import PagedWeights
 
 _ABORTED = 2
-_LOGITS_OF_ALL = ("cogvlm",)
-"""Architectures whose graph gives logits of the first rows where the last ones are asked for."""
 _address_of_logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(
     ("llama_get_logits", lib._lib)
 )
@@ -76,6 +75,8 @@ class Opening:
     """Size of each checkpoint of recurrent state."""
     token_bytes: int = 0
     """Bytes of a token's keys and values."""
+    n_embedded: int = 0
+    """Values of the embeddings that it is given in place of tokens; 0 for tokens."""
 
 
 class GgufModel(KeptTexts):
@@ -93,7 +94,9 @@ class GgufModel(KeptTexts):
         self._weights = weights
         self._trace = opening.trace
         invariant = opening.prompts_are_invariant
-        gives_logits = invariant and info.architecture not in _LOGITS_OF_ALL
+        gives_logits = invariant and (
+            Trait.FIRST_LOGITS not in architecture(info.architecture).traits
+        )
         self.info = replace(
             info,
             prompt_batch=shape.n_batch,
@@ -148,7 +151,7 @@ class GgufModel(KeptTexts):
         self._recurrent = RecurrentText(
             self._memory, self._texts, opening.checkpoint_bytes, rolls_back=shape.n_rollback > 0
         )
-        self._batch = RowBatch(shape.largest_batch, shape.n_seq)
+        self._batch = RowBatch(shape.largest_batch, shape.n_seq, opening.n_embedded)
         self._logit_rows = abi.FloatRows(shape.n_rows, model.n_vocab)
         self._threads = spinning_threads() if shape.n_threads > 1 else None
 

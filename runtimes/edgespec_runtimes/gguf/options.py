@@ -12,12 +12,12 @@ from pydantic_core import PydanticCustomError
 from edgespec.errors import UsageError, setting
 from edgespec.settings.config import Count
 from edgespec.settings.options import Flag, Role, RuntimeOptions
+from edgespec_runtimes.gguf.file.layout import KINDS
 
 if TYPE_CHECKING:
     from edgespec.settings.config import LoadSettings
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
-QUANTISED = frozenset({"q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"})
 _CACHE_TYPES = ", ".join(get_args(CacheType))
 _SERVER = re.compile(r"[\w.-]+:[1-9]\d{0,4}", re.ASCII)
 _GPU = "on the GPU, with a GPU build of llama.cpp (default: 0)"
@@ -69,7 +69,7 @@ class GgufOptions(RuntimeOptions):
             raise UsageError(
                 f"{setting.n_gpu_layers_draft} needs a draft: name one with {setting.draft}"
             )
-        if self.flash_attn == "off" and self.cache_type_v in QUANTISED:
+        if self.flash_attn == "off" and KINDS[self.cache_type_v.upper()].block_size > 1:
             raise UsageError(
                 f"{setting.cache_type_v(self.cache_type_v)} needs flash attention: leave "
                 f"{setting.flash_attn} at auto or on, or use f16"

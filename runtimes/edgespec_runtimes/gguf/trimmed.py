@@ -22,7 +22,7 @@ from edgespec.paging.reader import DirectReader
 from edgespec.ports import LanguageModel, Progress
 from edgespec.registry import ModelRequest, PreparedModel
 from edgespec.values import ModelInfo
-from edgespec_runtimes.gguf.context.rows import RowBatch, Rows
+from edgespec_runtimes.gguf.context.rows import Rows
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.layout import EMBEDDINGS
 from edgespec_runtimes.gguf.file.trimmed_header import TrimmedShape, trimmed_shape
@@ -121,7 +121,7 @@ class PreparedTrimmed(PreparedGguf):
         rows = RowTable(self._trimmed.table, self._header.path, opening.shape.largest_batch)
         table = TokenEmbeddings(self._trimmed, rows)
         try:
-            return TrimmedModel(opening, table)
+            return TrimmedModel(replace(opening, n_embedded=table.n_values), table)
         except BaseException:
             table.close()
             raise
@@ -160,8 +160,6 @@ class TrimmedModel(GgufModel):
         """Takes ownership of `table`."""
         super().__init__(opening)
         self._table, self.token_ids = table, table.token_ids
-        self._batch.free()
-        self._batch = RowBatch(self._shape.largest_batch, self._shape.n_seq, table.n_values)
 
     def hold(self, weights: SharedWeights) -> None:
         """Take ownership of its weights, if it shares its target's."""

@@ -5,7 +5,7 @@ Does not choose the quantisation or the tokens of the head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from edgespec_runtimes.gguf.file.trimmed_header import (
     has_large_blocks,
 )
 from edgespec_runtimes.gguf.file.validation import validate
+from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.quantiser import quantise
 from edgespec_runtimes.gguf.weights.nested import nesting_of
 
@@ -113,12 +114,15 @@ def write_trimmed(
     header = read_header(source)
     table = header.tensors_by_name[EMBEDDINGS]
     head = replace(header.tensors_by_name.get(OUTPUT, table), name=EMBEDDINGS)
-    nesting = nesting_of(head) if parts and EMBEDDINGS not in parts.whole else None
-    rows = _rows(header, head, token_ids)
-    kind, contents = head.type, [rows]
-    if nesting:
-        kind, contents = nesting.upper, [upper_rows(nesting, rows)]
+    nested = nesting_of(head) if parts and EMBEDDINGS not in parts.whole else None
+
+    def head_rows() -> Iterator[bytes]:
+        rows = _rows(header, head, token_ids)
+        return upper_rows(nested, rows) if nested else rows
+
+    kind = nested.upper if nested else head.type
     described: list[Description] = [(EMBEDDINGS, kind, (head.shape[0], len(token_ids)))]
+    contents: list[Iterable[bytes]] = [head_rows()]
     for tensor in header.tensors:
         if tensor.name == _OUTPUT_BIAS:
             described.append((tensor.name, tensor.type, (len(token_ids),)))
@@ -132,7 +136,26 @@ def write_trimmed(
     pairs = [*_pairs(header, table, token_ids), *(parts.pairs if parts else ())]
     beside_bytes = parts.model.size_bytes if parts else 0
     model = NewModel(pairs, described, header.alignment, table.nbytes, beside_bytes)
+    if not _can_be_opened(model, out):  # some graphs have an output of their own
+        described.insert(1, (OUTPUT, *described[0][1:]))
+        contents.insert(1, head_rows())
+        model = replace(model, tensors=described)
     model.write(out, [*contents, copied_tensor(header, table)], "writing the draft", progress)
+
+
+def _can_be_opened(model: NewModel, out: Path) -> bool:
+    """True if llama.cpp finds all tensors that it asks for in the header of `model`, of which a
+    file without weights is written beside `out` meanwhile."""
+    with scratch_folder(out.parent) as folder:
+        path = folder / "header.gguf"
+        with path.open("wb") as file:
+            file.write(model.head)
+            file.truncate(model.size_bytes)
+        try:
+            loading.load_sizes_only(path).close()
+        except ModelError:
+            return False
+        return True
 
 
 def _pairs(header: GgufFile, table: TensorEntry, token_ids: Sequence[int]) -> list[bytes]:

@@ -110,6 +110,10 @@ def permute(rows: np.ndarray, order: Sequence[int]) -> None:
         is_moved[place] = True
 
 
+_N_SECTIONS = 4
+"""`GGML_MROPE_SECTIONS`."""
+
+
 class RowBatch:
     """llama.cpp's batch of the rows of a pass."""
 
@@ -119,6 +123,11 @@ class RowBatch:
         Rows are tokens, or embeddings of `n_values`.
         """
         self.raw = batch = lib.llama_batch_init(n_rows, n_values, n_sequences)
+        self._own_positions = ctypes.cast(batch.pos, ctypes.c_void_p).value or 0
+        # embeddings have positions in each of the sections that some models rotate
+        self._positions = (ctypes.c_int32 * (_N_SECTIONS * n_rows if n_values else 0))()
+        if n_values:
+            batch.pos = ctypes.cast(self._positions, type(batch.pos))
         # each access to a field of the struct creates a new pointer
         self._fields = batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits
         self._n_values = n_values
@@ -137,6 +146,8 @@ class RowBatch:
             for j, sequence in enumerate(ids):
                 ids_of_row[j] = sequence
             row_logits[i] = i in with_logits
+        if self._n_values:
+            self._positions[: _N_SECTIONS * len(rows)] = [*rows.positions] * _N_SECTIONS
 
     def embeddings(self, n_rows: int) -> np.ndarray:
         """Embeddings of the first `n_rows` rows, float32 [n_rows, n_values], to be written."""
@@ -145,4 +156,5 @@ class RowBatch:
         return np.frombuffer(content, np.float32).reshape(n_rows, self._n_values)
 
     def free(self) -> None:
+        self.raw.pos = ctypes.cast(self._own_positions, type(self.raw.pos))
         lib.llama_batch_free(self.raw)

@@ -1,12 +1,14 @@
-"""Traits of llama.cpp's architectures, and the purposes of those that do not generate text.
+"""The one table of llama.cpp's architectures: what their graphs assume, and what they are for.
 
-The table of all names; knows a few metadata keys and nothing of sizes, tensors or llama.cpp.
+Knows a few metadata keys and names of tensors, and nothing of sizes or llama.cpp.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
+from typing import Any
 
 from edgespec.errors import ModelError, setting
 from edgespec_runtimes.gguf.file.header import GgufFile
@@ -15,118 +17,156 @@ from edgespec_runtimes.gguf.file.header import GgufFile
 class Trait(Flag):
     """Properties of llama.cpp's graphs: assumptions, gaps and outputs."""
 
+    NONE = 0
     PLAIN = auto()
     """Keys, values and rotation have the same size, and all layers use as many experts."""
     RECURRENT = auto()
     """Layers without KV heads have no attention; some have queries nevertheless (Kimi Delta
     Attention, arXiv 2510.26692)."""
-    TRIMMABLE = auto()
-    """Takes embeddings in place of tokens, and the head from the embeddings' name."""
     SCALED = auto()
     """The embeddings of tokens are scaled, but not embeddings that it is given."""
+    NEEDS_TOKENS = auto()
+    """Computes otherwise, or ends the process, where it is given embeddings in place of tokens."""
     SHOWS_INPUTS = auto()
     """Gives the inputs of all layers but the first; asking another one ends the process."""
     ENLARGEABLE = auto()
     """A LLaMA, dense or a mixture, or one with dense layers first and shared experts."""
     HEADS_ALIKE = auto()
     """Takes its norm of keys to be as wide as that of queries."""
-
-
-_USUAL = Trait.PLAIN | Trait.TRIMMABLE
-TRAITS: dict[str, Trait] = {
-    **dict.fromkeys(
-        (
-            *("mistral3", "qwen2", "gemma", "gemma2", "granite", "granitemoe", "olmo", "smollm3"),
-            *("minicpm", "exaone", "starcoder2", "command-r", "deepseek"),
-        ),
-        _USUAL,
-    ),
-    "llama": _USUAL | Trait.SHOWS_INPUTS | Trait.ENLARGEABLE,
-    **dict.fromkeys(("qwen3", "qwen3moe"), _USUAL | Trait.SHOWS_INPUTS),
-    "gemma3": _USUAL | Trait.SCALED,
-    **dict.fromkeys(("qwen2moe", "olmo2", "olmoe", "internlm2", "eagle3"), Trait.PLAIN),
-    "phi3": Trait.TRIMMABLE,
-    **dict.fromkeys(("gpt-oss", "minimax-m2"), Trait.SHOWS_INPUTS),
-    "ernie4_5-moe": Trait.ENLARGEABLE,
-    "jina-bert-v2": Trait.HEADS_ALIKE,
-    **dict.fromkeys(
-        (
-            *("bailingmoe3", "glm5-next", "granitehybrid", "jamba", "kimi-k3", "kimi-linear"),
-            *("lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "plamo2"),
-        ),
-        Trait.RECURRENT,
-    ),
-}
-"""Architectures by name; those that are missing have none of the traits."""
-
-
-def has(header: GgufFile, trait: Trait) -> bool:
-    """True if the model's architecture has a trait."""
-    return trait in TRAITS.get(header.architecture, Trait(0))
-
-
-def names_with(trait: Trait) -> list[str]:
-    return [name for name, traits in TRAITS.items() if trait in traits]
+    ONE_SEQUENCE = auto()
+    """Ends the process where a pass has several sequences."""
+    FIRST_LOGITS = auto()
+    """Gives logits of the first rows where those of the last ones are asked for."""
+    NO_FLASH = auto()
+    """Computed without flash attention, whatever is asked for."""
+    NO_OUTPUT = auto()
+    """Multiplies with the embeddings, also where there is an output matrix."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Purpose:
+class Purpose:
     """Purpose of a model that does not generate text, and advice for its user."""
 
     does: str
     instead: str
 
 
-EMBEDDING = _Purpose(
+EMBEDDING = Purpose(
     "turns texts into vectors and writes none",
     "name a model that generates text, and use this one with `edgespec serve` for /v1/embeddings "
     "or edgespec.load_embedder",
 )
-RANKING = _Purpose(
+RANKING = Purpose(
     "scores pairs of texts, for which edgespec has no request", "name an embedding model"
 )
-TEXT = _Purpose("generates text and says of no vectors", "name an embedding model")
-WHOLE_TEXT = _Purpose(
+TEXT = Purpose("generates text and says of no vectors", "name an embedding model")
+WHOLE_TEXT = Purpose(
     "has an encoder or writes by diffusion, and not a token after the other",
     "name a decoder-only model, or run this one with llama.cpp",
 )
-SPEECH = _Purpose(
+SPEECH = Purpose(
     "makes sound, not text", "name a model that generates text, or run this one with llama.cpp"
 )
-VISION = _Purpose(
+VISION = Purpose(
     "is the image half of another model", "name the text model that it belongs to as the target"
 )
-HEAD = _Purpose(
+HEAD = Purpose(
     "is a drafting head, which computes nothing without its target's inner states",
     f"name the model that it was made for with {setting.model}, and the head with {setting.draft}",
 )
-OTHER_HEAD = _Purpose(
+OTHER_HEAD = Purpose(
     "is a drafting head of a kind that edgespec does not run",
     "name an EAGLE-3 or DFlash head, or a whole model of the target's family as the draft",
 )
-UNFIT = _Purpose(
+UNFIT = Purpose(
     "is computed otherwise by llama.cpp than edgespec needs it",
     "name another model, or run this one with llama.cpp",
 )
 
-PURPOSES: dict[str, _Purpose] = {
-    **dict.fromkeys(
-        (
-            *("bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "eurobert"),
-            *("jina-bert-v2", "jina-bert-v3", "gemma-embedding", "llama-embed"),
-        ),
-        EMBEDDING,
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """Traits of the graphs of an architecture, and the purpose of its models."""
+
+    traits: Trait = Trait.NONE
+    purpose: Purpose | None = None
+    """None for models that generate text."""
+    own_layer: tuple[str, ...] | None = None
+    """Tensors that the graph of a prediction layer (MTP) needs besides those of every such layer;
+    None if it is not computed from the target's last hidden state."""
+    own_layer_without: str = ""
+    """Metadata key of models whose prediction layer is not computed."""
+
+
+def _alike(names: str, traits: Trait = Trait.NONE, **more: Any) -> dict[str, Architecture]:
+    return dict.fromkeys(names.split(), Architecture(traits, **more))
+
+
+_EXPERTS = ("ffn_gate_inp",)
+_LATENT = ("attn_q_a", "attn_q_a_norm", "attn_q_b", "attn_kv_a_mqa", "attn_kv_a_norm", "attn_k_b")
+_SHARED_EXPERTS = ("ffn_down_exps", "ffn_gate_shexp", "ffn_down_shexp", "ffn_up_shexp")
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    **_alike(
+        "mistral3 qwen2 qwen2moe gemma gemma2 granite granitemoe olmo olmo2 olmoe smollm3 minicpm "
+        "exaone starcoder2 command-r deepseek internlm2",
+        Trait.PLAIN,
     ),
-    **dict.fromkeys(("t5", "t5encoder", "dream", "llada", "llada-moe", "rnd1"), WHOLE_TEXT),
-    **dict.fromkeys(("wavtokenizer-dec", "qwen3tts", "pockettts"), SPEECH),
-    **dict.fromkeys(("eagle3", "dflash"), HEAD),
-    "gemma4-assistant": OTHER_HEAD,
-    "clip": VISION,
-    "chameleon": UNFIT,
-    "plm": UNFIT,
+    "llama": Architecture(Trait.PLAIN | Trait.SHOWS_INPUTS | Trait.ENLARGEABLE),
+    **_alike("qwen3 qwen3moe", Trait.PLAIN | Trait.SHOWS_INPUTS),
+    "gemma3": Architecture(Trait.PLAIN | Trait.SCALED),
+    **_alike("gemma3n gemma4", Trait.SCALED),
+    **_alike("gpt-oss minimax-m2", Trait.SHOWS_INPUTS),
+    "ernie4_5-moe": Architecture(Trait.ENLARGEABLE),
+    "grok": Architecture(Trait.NO_FLASH),
+    "bitnet": Architecture(Trait.NO_OUTPUT),
+    "cogvlm": Architecture(Trait.NEEDS_TOKENS | Trait.FIRST_LOGITS),
+    **_alike("deepseek4 graniteswitch", Trait.NEEDS_TOKENS),
+    **_alike(
+        "glm5-next granitehybrid jamba kimi-k3 kimi-linear lfm2 lfm2moe nemotron_h", Trait.RECURRENT
+    ),
+    "plamo2": Architecture(Trait.RECURRENT | Trait.ONE_SEQUENCE),
+    "bailingmoe3": Architecture(Trait.RECURRENT, own_layer=()),
+    "nemotron_h_moe": Architecture(
+        Trait.RECURRENT, own_layer=(*_EXPERTS, "nextn.shared_head_norm")
+    ),
+    **_alike("qwen35 hy_v3", own_layer=()),
+    **_alike("qwen35moe qwen3next deepseek32 glm-dsa cohere2moe", own_layer=_EXPERTS),
+    "glm4moe": Architecture(own_layer=_EXPERTS, own_layer_without="rope.dimension_sections"),
+    "deepseek2": Architecture(
+        own_layer=("ffn_norm", *_EXPERTS, *_LATENT, *_SHARED_EXPERTS),
+        own_layer_without="attention.temperature_scale",
+    ),
+    **_alike(
+        "bert modern-bert nomic-bert nomic-bert-moe neo-bert eurobert jina-bert-v3 gemma-embedding "
+        "llama-embed",
+        purpose=EMBEDDING,
+    ),
+    "jina-bert-v2": Architecture(Trait.HEADS_ALIKE, EMBEDDING),
+    **_alike("t5 t5encoder dream llada llada-moe rnd1", purpose=WHOLE_TEXT),
+    **_alike("wavtokenizer-dec qwen3tts pockettts", purpose=SPEECH),
+    "eagle3": Architecture(Trait.PLAIN, HEAD),
+    "dflash": Architecture(purpose=HEAD),
+    "gemma4-assistant": Architecture(purpose=OTHER_HEAD),
+    "clip": Architecture(purpose=VISION),
+    # chameleon writes images between its words, and plm ends the process when its graph is built
+    **_alike("chameleon plm", purpose=UNFIT),
 }
-"""Purposes of unsupported architectures; chameleon writes images between its words, and plm ends
-the process when its graph is built."""
+"""Architectures by name; those that are missing generate text and have none of the traits."""
+
+
+def architecture(name: str) -> Architecture:
+    return ARCHITECTURES.get(name, Architecture())
+
+
+def has(header: GgufFile, trait: Trait) -> bool:
+    """True if the model's architecture has a trait."""
+    return trait in architecture(header.architecture).traits
+
+
+def names_with(trait: Trait) -> list[str]:
+    return [name for name, found in ARCHITECTURES.items() if trait in found.traits]
+
 
 NO_POOLING, RANK = 0, 4
 POOLINGS = {1: "mean", 2: "CLS", 3: "last token", RANK: "rank"}
@@ -134,14 +174,13 @@ POOLINGS = {1: "mean", 2: "CLS", 3: "last token", RANK: "rank"}
 
 def check_purpose(header: GgufFile) -> None:
     """Raise ModelError for a model that does not generate text token by token."""
-    name = header.architecture
     if header.metadata.get("general.type") == "adapter":
         raise ModelError(
             f"{header.path} is an adapter, which changes another model's weights: join both with "
             "llama.cpp's llama-export-lora, and name the file that it writes"
         )
-    if name in PURPOSES:
-        raise unfit(header, PURPOSES[name])
+    if purpose := architecture(header.architecture).purpose:
+        raise unfit(header, purpose)
     if header.metadata.get(header.key("attention.causal")) is False:
         raise unfit(header, EMBEDDING, "its attention is not causal")
     pooling = _pooling(header)
@@ -151,7 +190,7 @@ def check_purpose(header: GgufFile) -> None:
 
 def turns_texts_into_vectors(header: GgufFile) -> bool:
     """True for an embedding model: by its architecture, its attention, or its pooling."""
-    purpose = PURPOSES.get(header.architecture)
+    purpose = architecture(header.architecture).purpose
     return purpose is EMBEDDING or (
         purpose is None
         and (
@@ -163,9 +202,8 @@ def turns_texts_into_vectors(header: GgufFile) -> bool:
 
 def check_embeds(header: GgufFile) -> None:
     """Raise ModelError for a model that does not turn each text into one vector."""
-    purpose = PURPOSES.get(header.architecture, TEXT)
     if not turns_texts_into_vectors(header):
-        raise unfit(header, purpose)
+        raise unfit(header, architecture(header.architecture).purpose or TEXT)
     pooling = _pooling(header)
     if pooling == RANK:
         raise unfit(header, RANKING)
@@ -180,7 +218,7 @@ def _pooling(header: GgufFile) -> int:
     return header.integer(header.key("pooling_type"), NO_POOLING)
 
 
-def unfit(header: GgufFile, purpose: _Purpose, why: str = "") -> ModelError:
+def unfit(header: GgufFile, purpose: Purpose, why: str = "") -> ModelError:
     """The error for a model with another purpose."""
     reason = f" ({why})" if why else ""
     return ModelError(

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edgespec.errors import ModelError, setting
+from edgespec_runtimes.gguf.file.architectures import HEAD, Trait, architecture, has
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, ValueType
 from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT
 
 EAGLE3, DFLASH = "eagle3", "dflash"
-_WITHOUT_OUTPUT = ("bitnet",)
-"""Architectures without an output matrix: the graph multiplies with the embeddings."""
 N_FUSED = 3
 """Number of the target's layers that an EAGLE-3 head fuses."""
 MASK_TOKEN = "tokenizer.ggml.mask_token_id"
@@ -66,7 +65,7 @@ class HeadShape:
 
 def is_head(header: GgufFile) -> bool:
     """True if the model is a head that this runtime supports as a draft."""
-    return header.architecture in (EAGLE3, DFLASH)
+    return architecture(header.architecture).purpose is HEAD
 
 
 def missing_matrices(header: GgufFile) -> tuple[str, ...]:
@@ -177,14 +176,14 @@ def _lent(header: GgufFile, target: GgufFile | None, name: str) -> TensorEntry:
         )
     lent = target.tensors_by_name
     found = lent.get(name) or lent.get(EMBEDDINGS)
-    if name == OUTPUT and target.architecture in _WITHOUT_OUTPUT:
+    if name == OUTPUT and has(target, Trait.NO_OUTPUT):
         found = None
     wanted = (header.embedding_length, header.n_vocab)
     if found is None or found.shape != wanted:
-        has = " x ".join(map(str, found.shape)) if found else "none"
+        shape = " x ".join(map(str, found.shape)) if found else "none"
         raise ModelError(
             f"{header.path} has no {name} and takes its target's, of {wanted[0]} x {wanted[1]}; "
-            f"{target.path} has {has}: name a head that was trained for this model, or another "
+            f"{target.path} has {shape}: name a head that was trained for this model, or another "
             "draft"
         )
     return found

@@ -10,6 +10,8 @@ from enum import Flag, IntEnum, auto
 MAGIC = b"GGUF"
 EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
 """Names of the matrices outside the layers; a model without OUTPUT multiplies with EMBEDDINGS."""
+PER_LAYER_EMBEDDINGS = "per_layer_token_embd.weight"
+"""Name of the table of what layers add for a token, by its id."""
 DEFAULT_ALIGNMENT = 32
 MAX_NAME_BYTES = 63
 MAX_DIMENSIONS = 4

@@ -1,7 +1,7 @@
 """Validates prediction layers (multi-token prediction, MTP) in a target's own file.
 
 Reads only the header. llama.cpp's graphs of such layers abort if a tensor is missing, so required
-tensors are listed here.
+tensors are listed here and in the table of architectures.
 """
 
 from __future__ import annotations
@@ -9,32 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgespec.errors import ModelError
+from edgespec_runtimes.gguf.file.architectures import architecture
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.heads import HeadShape
 from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT
 
 N_LAYERS = "nextn_predict_layers"
 _ALWAYS_NEEDED = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")
-_LATENT = ("attn_q_a", "attn_q_a_norm", "attn_q_b", "attn_kv_a_mqa", "attn_kv_a_norm", "attn_k_b")
-_SHARED_EXPERTS = ("ffn_down_exps", "ffn_gate_shexp", "ffn_down_shexp", "ffn_up_shexp")
-_NEEDED: dict[str, tuple[str, ...]] = {
-    "qwen35": (),
-    "qwen35moe": ("ffn_gate_inp",),
-    "qwen3next": ("ffn_gate_inp",),
-    "glm4moe": ("ffn_gate_inp",),
-    "deepseek2": ("ffn_norm", "ffn_gate_inp", *_LATENT, *_SHARED_EXPERTS),
-    "deepseek32": ("ffn_gate_inp",),
-    "glm-dsa": ("ffn_gate_inp",),
-    "hy_v3": (),
-    "cohere2moe": ("ffn_gate_inp",),
-    "nemotron_h_moe": ("ffn_gate_inp", "nextn.shared_head_norm"),
-    "bailingmoe3": (),
-}
-"""Architectures whose prediction layer llama.cpp computes from the target's last hidden state, and
-the tensors that their graphs need in addition to the common ones."""
-ARCHITECTURES = frozenset(_NEEDED)
-_UNFIT = {"glm4moe": "rope.dimension_sections", "deepseek2": "attention.temperature_scale"}
-"""Metadata keys of targets that the graph of the layer does not support."""
 
 
 def has_layers(header: GgufFile) -> bool:
@@ -44,17 +25,17 @@ def has_layers(header: GgufFile) -> bool:
 
 def obstacle(header: GgufFile) -> str | None:
     """Reason why the file's prediction layers cannot be used; None if they can."""
-    n_layers, architecture = header.integer(header.key(N_LAYERS), 0), header.architecture
+    n_layers, known = header.integer(header.key(N_LAYERS), 0), architecture(header.architecture)
     if not n_layers or not has_layers(header):
         return "its file has none"
-    if architecture not in _NEEDED:
-        return f"those of the architecture {architecture} are not run"
+    if known.own_layer is None:
+        return f"those of the architecture {header.architecture} are not run"
     if n_layers != 1:
         return f"it has {n_layers}, and one is run"
-    unfit = header.key(_UNFIT.get(architecture, ""))
+    unfit = header.key(known.own_layer_without)
     if unfit in header.metadata:
         return f"llama.cpp does not compute them with {unfit}"
-    names = (*_ALWAYS_NEEDED, *_NEEDED[architecture])
+    names = (*_ALWAYS_NEEDED, *known.own_layer)
     wanted = [EMBEDDINGS, *(f"{_prefix(header)}{name}.weight" for name in names)]
     missing = [name for name in wanted if name not in header.tensors_by_name]
     return f"{missing[0]} is missing" if missing else None

@@ -1,7 +1,8 @@
 """Describes trimmed copies: drafts made from their target, with only what a draft needs.
 
-The file has the target's layers and an output head for some of its tokens. Embeddings of all
-tokens follow the tensors, where llama.cpp does not look, and are read by rows. There is no
+The file has the target's layers and an output head for some of its tokens, under the name of the
+embeddings, and also of the output where the architecture asks for one. Embeddings of all tokens
+follow the tensors, where llama.cpp does not look, and are read by rows. There is no
 tokenizer: token ids are the target's.
 """
 
@@ -15,7 +16,13 @@ import numpy as np
 from edgespec.errors import ModelError
 from edgespec_runtimes.gguf.file.architectures import Trait, has
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, ValueType
-from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT, TENSOR_TYPES, padded
+from edgespec_runtimes.gguf.file.layout import (
+    EMBEDDINGS,
+    OUTPUT,
+    PER_LAYER_EMBEDDINGS,
+    TENSOR_TYPES,
+    padded,
+)
 
 TOKEN_IDS = "edgespec.draft.token_ids"
 """Token of the target for each row of the head, ascending."""
@@ -24,6 +31,8 @@ VOCABULARY = "edgespec.draft.vocabulary"
 TABLE_TYPE, TABLE_ROWS = "edgespec.draft.embeddings.type", "edgespec.draft.embeddings.rows"
 NO_TOKENIZER = "none"
 """Name of the tokenizer of files without one."""
+_STATES = ("ssm_", "shortconv.", "time_mix_")
+"""Parts of the names of tensors of recurrent layers."""
 HEAD_BITS, MAX_HEAD = 3.5, 64 << 10
 """Bits per weight, and most tokens of a head, for estimates."""
 NARROW_BITS = 4.5
@@ -54,11 +63,15 @@ def is_trimmed(header: GgufFile) -> bool:
 
 
 def can_be_trimmed(header: GgufFile) -> bool:
-    """True if a trimmed copy of the model can be made."""
+    """True if a trimmed copy of the model can be made: its graph takes embeddings in place of
+    tokens, and looks up nothing else by a token."""
+    names = header.tensors_by_name
     return (
-        has(header, Trait.TRIMMABLE)
+        not has(header, Trait.NEEDS_TOKENS)
         and header.embedding_length % 32 == 0
-        and EMBEDDINGS in header.tensors_by_name
+        and EMBEDDINGS in names
+        and PER_LAYER_EMBEDDINGS not in names
+        and not any(part in name for name in names for part in _STATES)
         and not is_trimmed(header)
     )
 
@@ -88,16 +101,18 @@ def trimmed_shape(header: GgufFile) -> TrimmedShape:
     """Tokens and embeddings of a trimmed copy. Raises ModelError if they do not fit the file."""
     kind = TENSOR_TYPES.get(header.integer(TABLE_TYPE))
     n_embd, n_rows = header.embedding_length, header.integer(TABLE_ROWS)
-    if not has(header, Trait.TRIMMABLE):
+    if has(header, Trait.NEEDS_TOKENS):
         raise _damaged(header, f"drafts of {header.architecture} are not supported")
     if kind is None or n_embd % kind.block_size or n_rows < 1:
         raise _damaged(header, f"{n_rows} embeddings of {n_embd} elements have no such type")
-    head = header.tensors_by_name.get(EMBEDDINGS)
+    heads = [
+        header.tensors_by_name[one] for one in (EMBEDDINGS, OUTPUT) if one in header.tensors_by_name
+    ]
     tokens = header.metadata[TOKEN_IDS]
     if not isinstance(tokens, GgufArray) or tokens.kind is not ValueType.INT32:
         raise _damaged(header, f"{TOKEN_IDS} is not an array of int32")
     ids = np.array(tokens.values(), np.int32)
-    if head is None or head.shape != (n_embd, len(ids)) or OUTPUT in header.tensors_by_name:
+    if not heads or any(head.shape != (n_embd, len(ids)) for head in heads):
         raise _damaged(header, f"its head has no row for each of {len(ids)} tokens")
     if not (ids[0] >= 0 and ids[-1] < n_rows and (np.diff(ids) > 0).all()):
         raise _damaged(header, f"the tokens of its head are not {len(ids)} of {n_rows}, ascending")

@@ -18,16 +18,14 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from edgespec_runtimes.gguf.file.layout import TILED, types_with
 from edgespec_runtimes.gguf.llama.imports import replaced_import
 
 TILE_ROWS = 64
 """Number of rows from which on attention is computed in tiles."""
 PRODUCT_TILE_ROWS = 8
 """Number of rows from which on products with `TILED_TYPES` are computed in tiles."""
-TILED_TYPES = frozenset(
-    {f"Q{n_bits}_K" for n_bits in range(2, 7)}
-    | {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"}
-)
+TILED_TYPES = types_with(TILED)
 TILED_CACHE_TYPES = frozenset({"f16", "f32"})
 """Types of keys and values whose attention has several kernels."""
 SPLIT_CELLS = 512

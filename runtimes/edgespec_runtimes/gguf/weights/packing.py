@@ -12,12 +12,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
-from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT
+from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT, PER_LAYER_EMBEDDINGS
 from edgespec_runtimes.gguf.kernels.packer import BufferFields, Packer, packs_invariantly
 from edgespec_runtimes.gguf.llama import ggml, loading
 from edgespec_runtimes.gguf.weights.segments import WeightGroup
 
-_LOOKED_UP = (EMBEDDINGS, "per_layer_token_embd.weight", "position_embd.weight")
+_LOOKED_UP = (EMBEDDINGS, PER_LAYER_EMBEDDINGS, "position_embd.weight")
 
 
 @dataclass(frozen=True, slots=True)
