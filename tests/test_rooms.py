@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 1374,
     "chat": 1900,
     "cli": 4687,
-    "completions": 4568,
+    "completions": 4440,
     "concurrency": 567,
     "diagnosis": 480,
     "engine": 4370,

@@ -16,6 +16,10 @@ _HEAD = re.compile(r'[^{"]*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"argument
 """A call up to its arguments, behind the marks that open it; definitions have `parameters`."""
 _NO_ESCAPE = re.compile(r"\\(?![\\'\"abfnrtvxNuU0-7\n])")
 """A backslash that begins no escape, about which Python's parser would warn."""
+_CONTROL, _STRING = re.compile(r"[\0-\x1f]"), re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+"""Characters that JSON escapes in strings, and a string, which may lack its end."""
+_LONGEST_MARK = 20
+"""Characters at the end of a text in which a mark behind a call may begin."""
 _LONGEST_WORD = 9
 """Most characters of a word, a number's sign or an escape that the end of a text cuts in two."""
 
@@ -47,48 +51,41 @@ class OpenCall:
         self.name = name
         self.arguments = ""
         """The arguments so far, as they are written, with line breaks in strings escaped."""
-        self.is_over = False
-        self._n_read = arguments_at
-        self._depth = 0
-        self._in_string = self._is_escaped = False
+        self._at = arguments_at
+        self._end: int | None = None
+        self._n_read = 0
 
     @classmethod
     def begun(cls, text: str, names: Container[str]) -> Self | None:
         """The call of one of `names` whose arguments a text has begun; None if there is none."""
         head = _HEAD.match(text)
-        if head is None:
-            return None
-        try:
-            name = json.loads(f'"{head[1]}"')
-        except ValueError:
-            return None
-        return cls(name, head.end()) if name in names else None
+        name = None if head is None else json_at(f'"{head[1]}"', 0, is_last=True)
+        return cls(name[0], head.end()) if head and name and name[0] in names else None
 
     def push(self, text: str) -> str:
-        """The arguments that are new in `text`, that of the call so far."""
-        new = "".join(map(self._take, text[self._n_read :]))
+        """The arguments that are new in `text`, that of the call so far; brackets and marks at its
+        end may belong to the call."""
+        if self._end is None and "}" in text[self._n_read :]:
+            with suppress(UnfinishedCall):
+                found = json_at(text, self._at, is_last=False)
+                self._end = found and found[1]
         self._n_read = len(text)
-        self.arguments += new
+        told = text[self._at : self._end]
+        if self._end is None:
+            mark = told.rfind("<", max(0, len(told) - _LONGEST_MARK))
+            told = told[: mark if mark >= 0 else None].rstrip("}]` \t\r\n")
+        if _CONTROL.search(told):
+            told = _STRING.sub(lambda found: _CONTROL.sub(_escaped, found[0]), told)
+        new, self.arguments = told[len(self.arguments) :], told
         return new
 
     def is_of(self, text: str) -> bool:
         """False once the text was found to be no call, and is held back no longer."""
         return len(text) >= self._n_read
 
-    def _take(self, character: str) -> str:
-        if self.is_over:
-            return ""
-        if self._in_string:
-            self._in_string = self._is_escaped or character != '"'
-            self._is_escaped = character == "\\" and not self._is_escaped
-            return json.dumps(character)[1:-1] if character < " " else character
-        if character == "<":  # a mark that ends a call without its last brackets
-            self.is_over = True
-            return ""
-        self._in_string = character == '"'
-        self._depth += (character in "{[") - (character in "}]")
-        self.is_over = self._depth == 0
-        return character
+
+def _escaped(character: re.Match[str]) -> str:
+    return json.dumps(character[0])[1:-1]
 
 
 def written(arguments: Any) -> str:

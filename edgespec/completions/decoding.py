@@ -17,7 +17,7 @@ def decoded(data: bytes | bytearray, named: str = "the body") -> Any:
     try:
         content = json.loads(data.decode("utf-8-sig"), parse_constant=no_number)
         if _ESCAPED_SURROGATE.search(data):
-            _check_text(content)
+            json.dumps(content, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         raise Refusal(400, f"{named} is not UTF-8 at byte {error.start}") from error
     except UnicodeEncodeError as error:
@@ -31,17 +31,3 @@ def decoded(data: bytes | bytearray, named: str = "the body") -> Any:
     except ValueError as error:
         raise Refusal(400, f"{named} is not JSON: {error}") from error
     return content
-
-
-def _check_text(content: Any) -> None:
-    """Raise UnicodeEncodeError for a lone surrogate in any string of a request."""
-    match content:
-        case str():
-            content.encode()
-        case list():
-            for part in content:
-                _check_text(part)
-        case dict():
-            for name, part in content.items():
-                _check_text(name)
-                _check_text(part)

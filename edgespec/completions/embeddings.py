@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
-from pydantic import BeforeValidator, Field, StrictInt, TypeAdapter, WithJsonSchema
+from pydantic import BeforeValidator, Field, StrictInt
 
 from edgespec.completions.protocols.request_parts import ParsedRequest, RequestError
 from edgespec.completions.requests import check_tokens
@@ -17,12 +17,6 @@ from edgespec.values import ModelInfo
 
 MAX_TEXTS = 2048
 """Most texts of a request, as OpenAI has it."""
-
-
-_Text = Annotated[str, Field(min_length=1)]
-_Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
-_Several = Annotated[list[_Text | _Tokens], Field(min_length=1, max_length=MAX_TEXTS)]
-_TEXTS: TypeAdapter[str | list[Any]] = TypeAdapter(_Text | _Tokens | _Several)
 
 
 def _as_texts(value: object) -> object:
@@ -37,9 +31,8 @@ class EmbeddingRequest(ParsedRequest):
     model: str | None = None
     input: Annotated[
         list[str | list[StrictInt]],
-        BeforeValidator(_as_texts),
+        BeforeValidator(_as_texts, json_schema_input_type=str | list[int] | list[str | list[int]]),
         Field(min_length=1, max_length=MAX_TEXTS),
-        WithJsonSchema(_TEXTS.json_schema()),
     ]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1)
@@ -117,11 +110,11 @@ class Embeddings:
         """The answer as JSON, in pieces of one vector each."""
         yield '{"object": "list", "data": ['
         for index, vector in enumerate(self._vectors):
-            content = json.dumps(_formatted(vector, self._encoding))
-            yield (
-                f'{", " if index else ""}{{"object": "embedding", "index": {index}, '
-                f'"embedding": {content}}}'
-            )
+            content = vector.tolist()
+            if self._encoding == "base64":
+                content = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+            item = {"object": "embedding", "index": index, "embedding": content}
+            yield f"{', ' if index else ''}{json.dumps(item)}"
         usage = {"prompt_tokens": self.n_tokens, "total_tokens": self.n_tokens}
         rest = json.dumps({"model": self._model, "usage": usage}, ensure_ascii=False)
         yield f"], {rest[1:]}"
@@ -166,10 +159,3 @@ class Embeddings:
             raise RequestError(f"{param} has no tokens: there is no vector of nothing", param)
         check_tokens(tokens, target.n_vocab, param)
         return tokens
-
-
-def _formatted(vector: np.ndarray, encoding: str) -> list[float] | str:
-    if encoding == "base64":
-        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    numbers: list[float] = vector.tolist()
-    return numbers

@@ -6,12 +6,14 @@ There is reasoning first if the answer's token limit has room for it. Knows no g
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.grammar.after_reasoning import AfterReasoning, ReasoningEnd
 from edgespec.ports.text_request import Constraint
-from edgespec.values import ModelInfo
+
+if TYPE_CHECKING:
+    from edgespec.completions.service import Generates
 
 MIN_ANSWER_TOKENS = 256
 """Tokens that are kept for the answer; a fourth of the limit if that is more."""
@@ -22,22 +24,10 @@ Wrap = Callable[[Constraint | None], Constraint | None]
 """Returns a constraint that lets the model reason before the given one, if there is one, holds."""
 
 
-class ReadsVocabulary(Protocol):
-    """Protocol of the part of a session that finds the end of reasoning."""
-
-    @property
-    def target(self) -> ModelInfo: ...
-
-    @property
-    def eog_tokens(self) -> frozenset[int]: ...
-
-    def piece(self, token: int) -> bytes: ...
-
-
 class ReasonedAnswers:
     """Constraints of one model that begin behind its reasoning."""
 
-    def __init__(self, session: ReadsVocabulary) -> None:
+    def __init__(self, session: Generates) -> None:
         self._session = session
         self._ends: dict[tuple[str, tuple[int, ...]], ReasoningEnd] = {}
 
@@ -53,10 +43,7 @@ class ReasonedAnswers:
         end.read_vocabulary()  # here, since the thread that computes serves others, too
         n_free = n_reasoning if budget is None else min(budget, n_reasoning)
 
-        def wrapped(constraint: Constraint | None) -> Constraint | None:
-            return None if constraint is None else AfterReasoning(end, n_free, constraint)
-
-        return wrapped
+        return lambda constraint: constraint and AfterReasoning(end, n_free, constraint)
 
     def limit(self, prompt: ChatPrompt, budget: int) -> Wrap | None:
         """For a free answer with `budget` tokens of reasoning; None if there are no marks of it."""
@@ -68,14 +55,11 @@ class ReasonedAnswers:
         return lambda _: AfterReasoning(end, budget, begin=begin)
 
     def _end(self, prompt: ChatPrompt, mark: str, closing: tuple[int, ...]) -> ReasoningEnd:
-        if (mark, closing) not in self._ends:
-            session, hidden = self._session, dict(prompt.hidden_marks)
+        session, hidden = self._session, dict(prompt.hidden_marks)
 
-            def shown(token: int) -> bytes:
-                """The bytes of a token, also of a mark that is a control token."""
-                return hidden[token].encode() if token in hidden else session.piece(token)
+        def shown(token: int) -> bytes:
+            """The bytes of a token, also of a mark that is a control token."""
+            return hidden[token].encode() if token in hidden else session.piece(token)
 
-            self._ends[mark, closing] = ReasoningEnd(
-                mark, closing, shown, session.target.n_vocab, session.eog_tokens
-            )
-        return self._ends[mark, closing]
+        new = ReasoningEnd(mark, closing, shown, session.target.n_vocab, session.eog_tokens)
+        return self._ends.setdefault((mark, closing), new)

@@ -38,20 +38,17 @@ class _MarkedForm:
     begin: str
     end: str
     key: str
-    value_begin: str
     value_end: str
     line_break: str = ""
     """Rule of the line breaks that some models of the family write and others do not."""
 
 
 _QWEN = _MarkedForm(
-    f"{BEGIN}\n<function={{}}>\n",
-    f"</function>\n{END}",
-    "<parameter={}>\n",
-    "",
-    "\n</parameter>\n",
+    f"{BEGIN}\n<function={{}}>\n", f"</function>\n{END}", '"<parameter={}>\\n"', "\n</parameter>\n"
 )
-_GLM = _MarkedForm(f"{BEGIN}{{}}", END, f"{KEY}{{}}{KEY_END}", VALUE, VALUE_END, "line_break?")
+_GLM = _MarkedForm(
+    f"{BEGIN}{{}}", END, f'"{KEY}{{}}{KEY_END}" line_break? "{VALUE}"', VALUE_END, "line_break?"
+)
 
 
 def grammar_of_chat(request: ChatRequest, template: str) -> Grammar | None:
@@ -68,18 +65,14 @@ def grammar_of(response_format: ResponseFormat | None) -> Grammar | None:
     if response_format is None or response_format.type == "text":
         return None
     if response_format.type == "json_object":
-        return unchecked_schema(
-            {"type": "object"} if response_format.schema_ is None else response_format.schema_
-        )
+        given = response_format.schema_
+        return unchecked_schema({"type": "object"} if given is None else given)
     if response_format.type == "json_schema":
         if response_format.json_schema is None:
             raise RequestError("response_format.json_schema is missing", "response_format")
         return unchecked_schema(response_format.json_schema.schema_)
-    name, text = (
-        ("grammar", response_format.grammar)
-        if response_format.type == "grammar"
-        else ("pattern", response_format.pattern)
-    )
+    name = "grammar" if response_format.type == "grammar" else "pattern"
+    text = getattr(response_format, name)
     if not text:
         raise RequestError(f"response_format.{name} is missing", "response_format")
     if name == "grammar":
@@ -129,59 +122,44 @@ def _grammar(form: _MarkedForm, tools: Sequence[Mapping[str, Any]]) -> Grammar:
 
 def _call(form: _MarkedForm, rule: str, function: Mapping[str, Any]) -> Iterator[str]:
     """Rules of a call, with its arguments in the order of the schema."""
-    parameters = function.get("parameters") or {}
-    properties, required = _properties(function["name"], parameters)
-    parts = [_quoted(form.begin, function["name"]), form.line_break]
-    for number, (key, schema) in enumerate(properties.items()):
-        argument = f"{rule}_{number}"
-        parts.append(argument if key in required else f"{argument}?")
-        yield (
-            f"{argument}: {_quoted(form.key, key)} {form.line_break} {_quoted(form.value_begin)} "
-            f"{argument}_value {form.line_break}"
-        )
-        yield from _value(form, f"{argument}_value", schema, parameters, key)
-    yield f"{rule}: {' '.join(parts)} {_quoted(form.end)}"
-
-
-def _properties(name: str, parameters: Schema) -> tuple[Schema, Sequence[str]]:
-    schema = followed(parameters, parameters)
+    name, root = function["name"], function.get("parameters") or {}
+    schema = followed(root, root)
     if not isinstance(schema, Mapping) or schema.keys() & {"anyOf", "oneOf", "allOf"}:
         raise GrammarError(
             f"the parameters of {name} have no properties of their own, which this model's form of "
             "calls needs: give them as one object"
         )
-    return schema.get("properties") or {}, schema.get("required") or ()
+    parts = [_quoted(form.begin.replace("{}", name)), form.line_break]
+    for number, (key, its) in enumerate(schema.get("properties", {}).items()):
+        argument = f"{rule}_{number}"
+        parts.append(argument if key in schema.get("required", ()) else f"{argument}?")
+        begin = form.key.replace("{}", _quoted(key)[1:-1])
+        yield f"{argument}: {begin} {argument}_value {form.line_break}"
+        yield from _value(form.value_end, f"{argument}_value", followed(its, root), root, key)
+    yield f"{rule}: {' '.join(parts)} {_quoted(form.end)}"
 
 
-def _value(form: _MarkedForm, rule: str, schema: Any, root: Schema, key: str) -> Iterator[str]:
+def _value(end: str, rule: str, schema: Any, root: Schema, key: str) -> Iterator[str]:
     """Rules of an argument's value with the text behind it: plain text if it may be a string."""
-    schema = followed(schema, root)
+    schema = schema if isinstance(schema, Mapping) else {}
     kinds = types_of(schema, root)
     if choices := _choices(schema, root):
         texts = [one if isinstance(one, str) else json.dumps(one) for one in choices]
-        yield f"{rule}: ({' | '.join(map(_quoted, texts))}) {_quoted(form.value_end)}"
+        yield f"{rule}: ({' | '.join(map(_quoted, texts))}) {_quoted(end)}"
     elif kinds and "string" not in kinds:
         definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
-        yield f"{rule}: {rule}_json {_quoted(form.value_end)}"
+        yield f"{rule}: {rule}_json {_quoted(end)}"
         yield schema_rules({**definitions, **schema}, f"{rule}_json")
-    else:
-        end = form.value_end.replace("/", r"\/").replace("\n", r"\n")
-        yield f"{rule}[lazy]: /{_text(schema, key)}{end}/"
-
-
-def _text(schema: Any, key: str) -> str:
-    """Regular expression of a string's text, which a mark ends."""
-    if not isinstance(schema, Mapping):
-        return "(?s:.*)"
-    if "pattern" in schema:
+    elif "pattern" in schema:
         raise GrammarError(
             f"the parameter {key} has a pattern, which this model's form of calls cannot keep: "
             "leave it out, or set tool_choice to auto"
         )
-    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-    if not least and most == "":
-        return "(?s:.*)"
-    return f"[^<]{{{least},{most}}}"  # without the beginning of the mark
+    else:
+        length = f"{schema.get('minLength', 0)},{schema.get('maxLength', '')}"
+        text = "(?s:.*)" if length == "0," else f"[^<]{{{length}}}"  # no beginning of a mark
+        ending = end.replace("/", r"\/").replace("\n", r"\n")
+        yield f"{rule}[lazy]: /{text}{ending}/"
 
 
 def _choices(schema: Any, root: Schema) -> list[Any]:
@@ -189,15 +167,13 @@ def _choices(schema: Any, root: Schema) -> list[Any]:
     schema = followed(schema, root)
     if not isinstance(schema, Mapping):
         return []
-    if "const" in schema:
-        return [schema["const"]]
-    if isinstance(schema.get("enum"), list):
-        return list(schema["enum"])
+    if "const" in schema or isinstance(schema.get("enum"), list):
+        return [*schema.get("enum", [schema.get("const")])]
     several = schema.get("anyOf", schema.get("oneOf"))
     found = [_choices(one, root) for one in several] if isinstance(several, list) else [[]]
     return [value for choices in found for value in choices] if all(found) else []
 
 
-def _quoted(text: str, name: str = "") -> str:
-    """Lark's spelling of `text` with `name` in its place; nothing for an empty text."""
-    return json.dumps(text.replace("{}", name), ensure_ascii=False) if text else ""
+def _quoted(text: str) -> str:
+    """Lark's spelling of `text`."""
+    return json.dumps(text, ensure_ascii=False)

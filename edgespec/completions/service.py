@@ -83,54 +83,41 @@ class _Prompt:
     shown: Mapping[int, str] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
 class Completions:
     """Starts chat and completion requests for one model."""
 
-    def __init__(
-        self,
-        session: Generates,
-        model: str | None = None,
-        max_prompt_tokens: int | None = None,
-        clock: Callable[[], float] = time.time,
-        sampling: Mapping[str, Any] | None = None,
-        limits_answers: bool = False,
-        on_result: OnResult | None = None,
-        n_at_once: Callable[[], int] = lambda: 1,
-        max_tokens: int | None = None,
-        fingerprint: str | None = None,
-        writes_ahead: bool = False,
-        reasoning_budget: int | None = None,
-        check_open: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`sampling` has defaults for requests, by fields of `SamplingParams`.
+    _session: Generates
+    model: str = ""
+    max_prompt_tokens: int | None = None
+    clock: Callable[[], float] = time.time
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """Defaults of requests, by fields of `SamplingParams`."""
+    limits_answers: bool = False
+    """True: whole responses with log probabilities or several choices have a server's limits."""
+    on_result: OnResult | None = None
+    """Called with the result of each generation."""
+    n_at_once: Callable[[], int] = lambda: 1
+    """Number of generations of a request that may run in parallel."""
+    max_tokens: int | None = None
+    """Most tokens of a text, whatever a request asks for."""
+    fingerprint: str | None = None
+    """A name of what decides about a text besides its request."""
+    writes_ahead: bool = False
+    """True: texts of streams do not wait for whoever takes their chunks."""
+    reasoning_budget: int | None = None
+    """Most tokens of reasoning, unless a request names another number."""
+    check_open: Callable[[], None] = lambda: None
+    """Raises SessionClosed once the session is being closed."""
 
-        With `limits_answers`, whole responses with log probabilities or several choices have the
-        limits of a server. `on_result` is called with the result of each generation. A request runs
-        up to `n_at_once()` generations in parallel. No text has more than `max_tokens` tokens,
-        whatever a request asks for. `fingerprint` names what decides about a text besides its
-        request. With `writes_ahead`, the texts of streams do not wait for whoever takes their
-        chunks. Reasoning has at most `reasoning_budget` tokens, unless a request names another
-        number. `check_open` raises SessionClosed once the session is being closed.
-        """
-        self._session = session
-        self.model = model or session.target.name
-        self._max_prompt_tokens = max_prompt_tokens
-        self._clock = clock
-        self.sampling = dict(sampling or {})
-        self._limits_answers = limits_answers
-        self._on_result = on_result
-        self._n_at_once = n_at_once
-        self._reasoned = ReasonedAnswers(session)
-        self.filling = FillingIn(session.encode)
-        self._max_tokens = max_tokens
-        self._fingerprint = fingerprint
-        self._writes_ahead = writes_ahead
-        self._reasoning_budget = reasoning_budget
-        self._check_open = check_open
+    def __post_init__(self) -> None:
+        self.model = self.model or self._session.target.name
+        self._reasoned = ReasonedAnswers(self._session)
+        self.filling = FillingIn(self._session.encode)
 
     def now(self) -> float:
         """Seconds since 1970."""
-        return self._clock()
+        return self.clock()
 
     def count_tokens(self, request: ChatRequest) -> int:
         """Number of tokens of a conversation's prompt. Raises UsageError and ModelError."""
@@ -193,7 +180,7 @@ class Completions:
     ) -> tuple[ChatPrompt, Wrap | None]:
         """The prompt, and what changes the constraint of its answer, by the limits of reasoning."""
         budget = request.reasoning_budget
-        budget = self._reasoning_budget if budget is None else budget
+        budget = self.reasoning_budget if budget is None else budget
         if budget == 0 and prompt.marks is not None and prompt.continued is None:
             told = self._without_reasoning(request, prompt)
             return told, None if has_grammar else self._reasoned.limit(told, 0)
@@ -270,7 +257,7 @@ class Completions:
             max_tokens=self.limit_of(request),
             stop=tuple(request.stop or ()),
             n_logprobs=request.n_logprobs,
-            runs_ahead=self._writes_ahead or not request.stream,
+            runs_ahead=self.writes_ahead or not request.stream,
             client=client,
         )
 
@@ -313,11 +300,11 @@ class Completions:
 
     def limit_of(self, request: CommonRequest) -> int | None:
         """Most tokens of each text; None: as many as fit into the context."""
-        given = [limit for limit in (request.limit, self._max_tokens) if limit is not None]
+        given = [limit for limit in (request.limit, self.max_tokens) if limit is not None]
         return min(given, default=None)
 
     def _check_length(self, prompt: _Prompt) -> None:
-        most = self._max_prompt_tokens
+        most = self.max_prompt_tokens
         if most is not None and len(prompt.tokens) > most:
             with _about(prompt.param):
                 raise ContextOverflow(most, len(prompt.tokens))
@@ -337,7 +324,7 @@ class Completions:
         if copies * len(prompts) == 1 and n_others is None:
             return 0
         n_tokens = copies * sum(self._session.most_tokens(len(p.tokens), limit) for p in prompts)
-        if self._limits_answers and n_others is not None:
+        if self.limits_answers and n_others is not None:
             self._check_logprobs(n_tokens, n_others, request_limits.max_answer_tokens(n_others))
         echoed = copies * sum(len(prompt.echo) for prompt in prompts)
         return request_limits.answer_bytes(n_tokens, n_others, echoed)
@@ -363,16 +350,16 @@ class Completions:
         # buffered tokens with log probabilities would take much memory
         is_one = grammar is not None or (request.stream and request.n_logprobs is not None)
         return Delivery(
-            Envelope(kind, identity, int(self._clock()), self.model, self._fingerprint),
+            Envelope(kind, identity, int(self.clock()), self.model, self.fingerprint),
             self._session.piece,
             request.wants_usage,
-            self._on_result,
-            request_limits.MAX_ANSWER_CHARACTERS if self._limits_answers else None,
-            (lambda: 1) if is_one else self._n_at_once,
+            self.on_result,
+            request_limits.MAX_ANSWER_CHARACTERS if self.limits_answers else None,
+            (lambda: 1) if is_one else self.n_at_once,
             kept_bytes + (GRAMMAR_BYTES if grammar is not None else 0),
             answers.grammar_marks(grammar),
             bool(request.stream and request.return_origins),
-            self._check_open,
+            self.check_open,
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr
@@ -39,19 +38,15 @@ class DetokenizeRequest(ParsedRequest):
 def tokenize(tokenizer: Tokenizes, content: object) -> dict[str, Any]:
     """The tokens of the text in decoded JSON. Raises UsageError."""
     request = TokenizeRequest.parse(content)
-    parts: Sequence[str | int] = (
-        [request.content] if isinstance(request.content, str) else request.content
-    )
+    given = request.content
     tokens: list[int] = []
-    is_first = True
-    for part in parts:
+    for place, part in enumerate([given] if isinstance(given, str) else given):
         if isinstance(part, str):
-            has_special = request.add_special and is_first
+            has_special = request.add_special and place == 0
             tokens += tokenizer.encode(part, has_special, request.parse_special)
         else:
             tokenizer.piece(part)  # raises for a number that is no token
             tokens.append(part)
-        is_first = False
     if not request.with_pieces:
         return {"tokens": tokens}
     return {"tokens": [{"id": token, "piece": _piece(tokenizer, token)} for token in tokens]}

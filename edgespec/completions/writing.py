@@ -8,7 +8,7 @@ from typing import Any
 
 from edgespec.chat.call_marks import BLOCKS
 from edgespec.chat.prompts import ChatPrompt
-from edgespec.chat.reasoning import Part, ReasoningSplitter
+from edgespec.chat.reasoning import ReasoningSplitter
 from edgespec.completions.calls import OpenCall, Parameters, ToolCall
 from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Kind, message_of
 from edgespec.completions.tool_calls import CallSplitter
@@ -33,22 +33,23 @@ class MessageWriter:
     ) -> None:
         self.parts: list[AnswerPart] = []
         self._reasoning = ReasoningSplitter(None) if prompt is None else prompt.splitter()
-        self._tools = tools
         self._template = prompt.template if prompt else ""
+        self._tools = tools
         self._calls = CallSplitter(tools, self._template) if tools else None
         self._new_id = new_id
-        self._names = frozenset(tools)
         self._is_open = False
         """True while the last part may grow."""
         self._n_read = 0
         """Calls of the text that are parts."""
-        self._n_calls = 0
         self._open: OpenCall | None = None
         """The call whose arguments are being streamed, in the last part."""
 
     def push(self, text: str) -> list[Change]:
         """Append text and return the resulting changes."""
-        return self._changes(self._reasoning.push(text))
+        changes: list[Change] = []
+        for part in self._reasoning.push(text):
+            changes += self._split(part.kind, part.text)
+        return changes
 
     def stream(self, text: str) -> list[Change]:
         """`push`, and the arguments of a call as they are written.
@@ -57,23 +58,30 @@ class MessageWriter:
         stays a call with the arguments so far.
         """
         changes = self.push(text)
-        if self._calls is not None:
-            held = self._calls.held
-            if self._open is not None and not self._open.is_of(held):
-                self._open = None
-            changes += self._arguments(held)
+        if self._calls is None:
+            return changes
+        held = self._calls.held
+        if self._open is not None and not self._open.is_of(held):
+            self._open = None
+        if self._open is None and (begun := OpenCall.begun(held, self._tools)):
+            changes += self._begin_call(ToolCall(begun.name, ""))
+            self._open = begun
+        if self._open is not None and (new := self._open.push(held)):
+            changes += self._grow("call", new)
         return changes
 
     def finish(self) -> list[Change]:
         """End the text and return the changes that were held back."""
-        changes = self._changes(self._reasoning.finish())
+        changes: list[Change] = []
+        for part in self._reasoning.finish():
+            changes += self._split(part.kind, part.text)
         if self._calls is not None:
             rest = self._calls.finish()
             is_cut_off = self._open is not None and len(self._calls.calls) == self._n_read
             if rest and not is_cut_off:
                 changes += self._grow("text", rest)
-            changes += self._new_calls(self._calls.calls)
-            if self._reasoning.is_reasoning and not self._n_calls:
+            changes += self._new_calls(self._calls)
+            if self._reasoning.is_reasoning and not self.has_calls:
                 changes += self._calls_in_reasoning()
         return changes + self._end()
 
@@ -93,28 +101,20 @@ class MessageWriter:
 
     @property
     def has_calls(self) -> bool:
-        return self._n_calls > 0
+        return any(part.kind == "call" for part in self.parts)
 
     @property
     def message(self) -> dict[str, Any]:
         """The message in OpenAI's format, with `reasoning_content` if there is reasoning."""
         return message_of(self.parts)
 
-    def _changes(self, parts: list[Part]) -> list[Change]:
-        changes: list[Change] = []
-        for part in parts:
-            if part.kind == "reasoning":
-                changes += self._grow("reasoning", part.text)
-            elif self._calls is None:
-                changes += self._grow("text", part.text)
-            else:
-                text = self._calls.push(part.text)
-                if self._open is not None:  # what comes now is behind the call
-                    changes += self._new_calls(self._calls.calls)
-                if text:
-                    changes += self._grow("text", text)
-                changes += self._new_calls(self._calls.calls)
-        return changes
+    def _split(self, kind: str, text: str) -> list[Change]:
+        if kind == "reasoning" or self._calls is None:
+            return self._grow("reasoning" if kind == "reasoning" else "text", text)
+        text = self._calls.push(text)
+        # text that comes while a call is open is behind it
+        before = self._new_calls(self._calls) if self._open is not None else []
+        return [*before, *(self._grow("text", text) if text else ()), *self._new_calls(self._calls)]
 
     def _grow(self, kind: Kind, text: str) -> list[Change]:
         changes: list[Change] = []
@@ -130,11 +130,10 @@ class MessageWriter:
         return [*changes, Change("begins", part, part.text)]
 
     def _begin_call(self, call: ToolCall) -> list[Change]:
-        part = AnswerPart(
-            "call", len(self.parts), call.arguments, self._new_id(), call.name, self._n_calls
+        n_calls, n_parts = sum(part.kind == "call" for part in self.parts), len(self.parts)
+        return self._begin(
+            AnswerPart("call", n_parts, call.arguments, self._new_id(), call.name, n_calls)
         )
-        self._n_calls += 1
-        return self._begin(part)
 
     def _end(self) -> list[Change]:
         if not self._is_open:
@@ -142,9 +141,9 @@ class MessageWriter:
         self._is_open, self._open = False, None
         return [Change("ends", self.parts[-1])]
 
-    def _new_calls(self, calls: list[ToolCall]) -> list[Change]:
+    def _new_calls(self, splitter: CallSplitter) -> list[Change]:
         changes: list[Change] = []
-        for call in calls[self._n_read :]:
+        for call in splitter.calls[self._n_read :]:
             self._n_read += 1
             if self._open is None:
                 changes += self._begin_call(call)
@@ -152,17 +151,4 @@ class MessageWriter:
             sent, self._open = self._open.arguments, None
             if rest := call.arguments.removeprefix(sent):
                 changes += self._grow("call", rest)
-        return changes
-
-    def _arguments(self, held: str) -> list[Change]:
-        """Changes of the call that `held` has begun."""
-        assert self._calls is not None
-        changes: list[Change] = []
-        if self._open is None and self._n_read == len(self._calls.calls):
-            begun = OpenCall.begun(held, self._names)
-            if begun is not None:
-                changes = self._begin_call(ToolCall(begun.name, ""))
-            self._open = begun
-        if self._open is not None and (text := self._open.push(held)):
-            changes += self._grow("call", text)
         return changes

@@ -102,7 +102,7 @@ class ServedText:
             session,
             name,
             max_prompt_tokens or session.target.n_ctx,
-            sampling=session.chat_sampling if sampling is None else sampling,
+            sampling=dict(session.chat_sampling if sampling is None else sampling),
             max_tokens=limits.max_tokens,
             fingerprint=fingerprint(session.target),
             limits_answers=True,

@@ -92,8 +92,6 @@ class MessagesReply(Reply):
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "stop_details": None,
-            "container": None,
             "usage": _usage(usage),
         }
 
@@ -151,10 +149,7 @@ def _usage(usage: Usage) -> Answer:
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
-        "cache_creation": None,
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
-        "server_tool_use": None,
         "service_tier": "standard",
-        "inference_geo": None,
     }

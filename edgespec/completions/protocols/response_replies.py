@@ -36,7 +36,19 @@ _ITEMS: Mapping[str, tuple[str, Answer]] = {
     "call": ("fc", {"type": "function_call"}),
 }
 """Prefix of the id and fields of an item, by the kind of its part."""
-_DONE = {"reasoning": "response.reasoning_text", "text": "response.output_text"}
+_KINDS = {
+    "reasoning": ("response.reasoning_text", "text"),
+    "text": ("response.output_text", "text"),
+    "call": ("response.function_call_arguments", "arguments"),
+}
+"""Events that tell the text of a part, and its field in the last of them."""
+_SAMPLING = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""Settings that an answer repeats, and what they are by default."""
 
 
 def responses_dialect(completions: Completions, stored: StoredResponses) -> Dialect:
@@ -61,21 +73,16 @@ class ResponsesReply(Reply):
     """Formats the answer to one request."""
 
     def __init__(
-        self,
-        request: ResponsesRequest,
-        completions: Completions,
-        stored: StoredResponses,
+        self, request: ResponsesRequest, completions: Completions, stored: StoredResponses
     ) -> None:
         self._request = request
+        self._completions = completions
         self._stored = stored
         self._id = _new_id("resp")
         self._created = int(completions.now())
-        self._clock = completions.now
-        self._usual = completions.sampling
         self._items: list[Answer] = []
         """Items of the output, without their content."""
         self._n_events = 0
-        self._model = completions.model
 
     def choice(self, completion: Completion, logged: Sequence[TokenEvent]) -> Answer:
         for part in completion.parts:
@@ -85,30 +92,29 @@ class ResponsesReply(Reply):
         return {}
 
     def whole(self, choices: Sequence[Answer], completion: Completion) -> Answer:
-        self._store(completion)
-        return self._response(_status(completion), completion)
-
-    def step(self, step: Step, completion: Completion) -> Iterator[Answer]:
-        if step.begins:
-            yield from self._opening()
-        if step.change is not None:
-            yield from self._events(step.change, _logged(step.events, completion))
-
-    def end(self, completion: Completion) -> Iterator[Answer]:
-        self._store(completion)
-        status = _status(completion)
-        yield self._event(f"response.{status}", response=self._response(status, completion))
-
-    def failed(self, refusal: Refusal, request_id: str) -> Iterator[Answer]:
-        yield from self._opening()
-        error = {"code": refusal.code or "server_error", "message": str(refusal)}
-        response = self._response("failed") | {"error": error}
-        yield self._event("response.failed", response=response)
-
-    def _store(self, completion: Completion) -> None:
         if self._request.store:
             output = [self._item(part, "completed") for part in completion.parts]
             self._stored.add(self._id, [*self._request.all_items, *map(reference, output)], output)
+        return self._response(_status(completion), completion)
+
+    def step(self, step: Step, completion: Completion) -> Iterator[Answer]:
+        if step.begins and not self._n_events:
+            yield from self.waiting()
+        if step.change is not None:
+            logprobs = _logged(step.events, completion)
+            for kind, fields in self._events(step.change, logprobs):
+                yield self._event(kind, **fields)
+
+    def end(self, completion: Completion) -> Iterator[Answer]:
+        response = self.whole((), completion)
+        yield self._event(f"response.{response['status']}", response=response)
+
+    def failed(self, refusal: Refusal, request_id: str) -> Iterator[Answer]:
+        if not self._n_events:
+            yield from self.waiting()
+        error = {"code": refusal.code or "server_error", "message": str(refusal)}
+        response = self._response("failed") | {"error": error}
+        yield self._event("response.failed", response=response)
 
     def waiting(self) -> Iterator[Answer]:
         """Events of an answer of which nothing is written: agents count them, and no comments."""
@@ -117,48 +123,32 @@ class ResponsesReply(Reply):
             yield self._event("response.created", response=response)
         yield self._event("response.in_progress", response=response)
 
-    def _opening(self) -> Iterator[Answer]:
-        return iter(()) if self._n_events else self.waiting()
-
-    def _events(self, change: Change, logprobs: Sequence[Any]) -> Iterator[Answer]:
-        part = change.part
+    def _events(self, change: Change, logprobs: list[Any]) -> Iterator[tuple[str, Answer]]:
+        """Kinds and fields of the events that tell a change."""
+        part, (kind, field) = change.part, _KINDS[change.part.kind]
+        output = {"output_index": part.index}
         if change.kind == "begins":
             self._begin(part)
             item = self._item(part, "in_progress")
-            yield self._event("response.output_item.added", output_index=part.index, item=item)
-            if part.kind != "call":
-                empty = _content(AnswerPart(part.kind, part.index))
-                yield self._of_item("response.content_part.added", part, part=empty)
-        if change.kind == "ends":
-            yield from self._ended(part)
-        elif change.text:
-            if part.kind == "text":
-                part.logprobs += logprobs
-            yield self._more(part, change.text, logprobs)
-
-    def _more(self, part: AnswerPart, text: str, logprobs: Sequence[Any]) -> Answer:
-        if part.kind == "call":
-            return self._of_item("response.function_call_arguments.delta", part, delta=text)
-        logged = {"logprobs": list(logprobs)} if part.kind == "text" else {}
-        return self._of_item(f"{_DONE[part.kind]}.delta", part, delta=text, **logged)
-
-    def _ended(self, part: AnswerPart) -> Iterator[Answer]:
-        if part.kind == "call":
-            yield self._of_item(
-                "response.function_call_arguments.done", part, name=part.name, arguments=part.text
-            )
-        else:
-            logged = {"logprobs": part.logprobs} if part.kind == "text" else {}
-            yield self._of_item(f"{_DONE[part.kind]}.done", part, text=part.text, **logged)
-            yield self._of_item("response.content_part.done", part, part=_content(part))
-        item = self._item(part, "completed")
-        yield self._event("response.output_item.done", output_index=part.index, item=item)
-
-    def _of_item(self, kind: str, its: AnswerPart, /, **fields: Any) -> Answer:
-        place = {"item_id": self._items[its.index]["id"], "output_index": its.index}
-        if its.kind != "call":
+            yield "response.output_item.added", {**output, "item": item}
+        place = {"item_id": self._items[part.index]["id"], **output}
+        if part.kind != "call":
             place["content_index"] = 0
-        return self._event(kind, **place, **fields)
+        if change.kind == "begins" and part.kind != "call":
+            empty = _content(AnswerPart(part.kind, part.index))
+            yield "response.content_part.added", {**place, "part": empty}
+        logged = {"logprobs": logprobs} if part.kind == "text" else {}
+        if change.kind == "ends":
+            logged = {"logprobs": part.logprobs} if part.kind == "text" else {}
+            named = {"name": part.name} if part.kind == "call" else {}
+            yield f"{kind}.done", {**place, **named, field: part.text, **logged}
+            if part.kind != "call":
+                yield "response.content_part.done", {**place, "part": _content(part)}
+            item = self._item(part, "completed")
+            yield "response.output_item.done", {**output, "item": item}
+        elif change.text:
+            part.logprobs += logprobs if part.kind == "text" else []
+            yield f"{kind}.delta", {**place, "delta": change.text, **logged}
 
     def _event(self, kind: str, **fields: Any) -> Answer:
         self._n_events += 1
@@ -178,44 +168,42 @@ class ResponsesReply(Reply):
 
     def _response(self, status: str, completion: Completion | None = None) -> Answer:
         """The response object, whose output is there once the completion has ended."""
-        asked, usual = self._request, self._usual
+        asked, now = self._request, int(self._completions.now())
         parts = completion.parts if completion is not None else []
-        last = len(parts) - 1
-        statuses = [status if part.index == last else "completed" for part in parts]
-        output = [self._item(part, one) for part, one in zip(parts, statuses, strict=True)]
+        output = [self._item(part, "completed") for part in parts]
+        if output:
+            output[-1]["status"] = status
+        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        form = asked.text.format.model_dump(by_alias=True)
+        if form["type"] != "json_schema":
+            form = {"type": form["type"]}
+        sampling = _SAMPLING | self._completions.sampling | asked.model_dump(exclude_none=True)
         return {
             "id": self._id,
             "object": "response",
             "created_at": self._created,
-            "completed_at": int(self._clock()) if status == "completed" else None,
+            "completed_at": now if status == "completed" else None,
             "status": status,
             "background": False,
             "error": None,
-            "incomplete_details": (
-                {"reason": "max_output_tokens"} if status == "incomplete" else None
-            ),
+            "incomplete_details": reason,
             "instructions": asked.instructions,
             "max_output_tokens": asked.max_output_tokens,
             "metadata": asked.metadata or {},
-            "model": self._model,
+            "model": self._completions.model,
             "output": output,
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "previous_response_id": asked.previous_response_id,
             "reasoning": {n: getattr(asked.reasoning, n, None) for n in ("effort", "summary")},
             "service_tier": "default",
             "store": asked.store,
-            "temperature": _number(asked.temperature, usual.get("temperature"), 1.0),
-            "text": {"format": _format(asked)},
+            "text": {"format": form},
             "tool_choice": asked.tool_choice or "auto",
             "tools": [_tool(tool) for tool in asked.tools or () if tool.get("type") == "function"],
             "top_logprobs": asked.top_logprobs or 0,
-            "top_p": _number(asked.top_p, usual.get("top_p"), 1.0),
-            "presence_penalty": _number(asked.presence_penalty, usual.get("presence_penalty"), 0.0),
-            "frequency_penalty": _number(
-                asked.frequency_penalty, usual.get("frequency_penalty"), 0.0
-            ),
             "truncation": "disabled",
             "usage": _usage(completion) if completion is not None else None,
+            **{name: float(sampling[name]) for name in _SAMPLING},
         }
 
 
@@ -236,29 +224,13 @@ def _content(part: AnswerPart) -> Answer:
     """The content of an item, as far as it goes."""
     if part.kind == "reasoning":
         return {"type": "reasoning_text", "text": part.text}
-    return {
-        "type": "output_text",
-        "text": part.text,
-        "annotations": [],
-        "logprobs": list(part.logprobs),
-    }
-
-
-def _format(request: ResponsesRequest) -> Answer:
-    its = request.text.format
-    if its.type != "json_schema":
-        return {"type": its.type}
-    described = {"name": its.name, "description": its.description, "strict": bool(its.strict)}
-    return {"type": its.type, "schema": its.schema_, **described}
+    logprobs = list(part.logprobs)
+    return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": logprobs}
 
 
 def _tool(tool: Mapping[str, Any]) -> Answer:
     names = ("name", "description", "parameters", "strict")
     return {"type": "function"} | {name: tool.get(name) for name in names}
-
-
-def _number(*values: float | None) -> float:
-    return next(float(value) for value in values if value is not None)
 
 
 def _usage(completion: Completion) -> Answer:
