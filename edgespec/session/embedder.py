@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from edgespec import registry
-from edgespec.concurrency.owning import InOneProcess
+from edgespec.concurrency.owning import InOneProcess, Users
 from edgespec.concurrency.worker import Worker
 from edgespec.errors import SessionClosed, UsageError
 from edgespec.memory import process
@@ -64,8 +64,8 @@ class Embedder(InOneProcess):
         self.plan = plan
         self._model = model
         self._turn = threading.Lock()
-        self._is_closed = False
-        self._encoder = Encoder(model.vocabulary, model.info.n_ctx, nullcontext)
+        self._users = Users("the embedding model", SessionClosed)
+        self._encoder = Encoder(model.vocabulary, model.info.n_ctx, self._users.use)
 
     @property
     def target(self) -> ModelInfo:
@@ -84,14 +84,13 @@ class Embedder(InOneProcess):
 
     @property
     def is_closed(self) -> bool:
-        return self._is_closed
+        return self._users.is_closing
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, with the tokens that the model puts around it.
 
         Raises ContextOverflow for a text that is far longer than the context.
         """
-        self._check_open()
         return self._encoder.encode(arguments.text("text", text))
 
     def vector(self, tokens: Sequence[int], normalize: bool = False) -> np.ndarray:
@@ -101,9 +100,7 @@ class Embedder(InOneProcess):
         """
         for token in tokens:
             check_token(token, self.target.n_vocab)
-        self._check_open()
-        with self._turn:
-            self._check_open()
+        with self._turn, self._users.use():
             vector = self._model.embed(tokens)
         if normalize and (length := float(np.linalg.norm(vector))):
             vector = vector / np.float32(length)
@@ -128,12 +125,7 @@ class Embedder(InOneProcess):
 
     def close(self) -> None:
         """End the running computation and free everything. Idempotent."""
-        self._is_closed = True
-        self._model.close()
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise SessionClosed("the embedding model is closed")
+        self._users.close(self._model.cancel, self._model.close)
 
 
 @contextmanager
