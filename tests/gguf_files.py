@@ -274,10 +274,11 @@ def tiny_dflash(
     block_size: int = 8,
     n_draft_vocab: int | None = None,
     n_candidates: int = 0,
+    begins: bool | None = None,
 ) -> Gguf:
     """A DFlash head for `tiny_llama` as llama.cpp's converter writes them, with random weights. Its
     mask is the last token; it guesses `n_draft_vocab` tokens, or all of them without a table. With
-    candidates it is a DFlash2 head."""
+    candidates it is a DFlash2 head; a DSpark head if it is said whether the last token guesses."""
     tokens, merges = byte_level_vocabulary()
     random = np.random.default_rng(seed)
     plain = llama_metadata(tokens, merges, embedding, n_layers, heads, kv_heads, head_size, 96)
@@ -334,6 +335,11 @@ def tiny_dflash(
         add("selector_predecessor.weight", rank, len(tokens), spread=1.0)
         add("selector_successor.weight", rank, len(tokens), spread=1.0)
         add("selector_hidden.weight", embedding, rank, spread=1.0)
+    if begins is not None:
+        model.metadata["dflash.sample_from_anchor"] = (BOOL, begins)
+        add("markov_w1.weight", 16, len(tokens), spread=1.0)
+        add("markov_w2.weight", 16, n_draft_vocab or len(tokens), spread=1.0)
+        add("conf_proj.weight", embedding + 16, 1)
     return model
 
 

@@ -52,8 +52,9 @@ class OwnDriver:
         lib.llama_free(self._context)
         lib.llama_model_free(self._model)
 
-    def block(self, states: np.ndarray) -> np.ndarray:
-        """Logits of the masks after a text with these `states` and a root: [masks, tokens]."""
+    def block(self, states: np.ndarray, first_row: int = 1) -> np.ndarray:
+        """Logits of the masks after a text with these `states` and a root: [masks, tokens]; from
+        the root on with `first_row` 0."""
         lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
         batch = lib.llama_batch_ext_init(self._context)
         for place, row in enumerate(states):
@@ -70,7 +71,9 @@ class OwnDriver:
             lib.llama_batch_ext_set_output_logits(batch, index, True)
         assert not lib.llama_process(self._context, lib.LLAMA_PROCESS_TYPE_DECODE, batch)
         lib.llama_batch_ext_free(batch)
-        rows = [lib.llama_get_logits_ith(self._context, n)[:297] for n in range(1, self._size)]
+        rows = [
+            lib.llama_get_logits_ith(self._context, n)[:297] for n in range(first_row, self._size)
+        ]
         return np.array(rows, np.float32)
 
     def line(self, states: np.ndarray, n_candidates: int) -> list[int]:
@@ -114,6 +117,9 @@ KINDS = {
         tiny_dflash().metadata, [t for t in tiny_dflash().tensors if t.name != "output.weight"]
     ),
     "two layers of the target": tiny_dflash(layers=(2, 3)),
+    "DSpark": tiny_dflash(begins=True),
+    "DSpark, bonus token": tiny_dflash(begins=False),
+    "DSpark, some tokens": tiny_dflash(begins=True, n_draft_vocab=64),
 }
 
 
@@ -161,7 +167,9 @@ def test_guesses_of_all_depths_are_those_of_llama_cpp_s_driver(kind: str, tmp_pa
         for text in (TEXT, TEXT[:3]):
             head.drop_features(0)
             read(head, text, n_layers)
-            expected = driver.block(states_of(text)[:, :n_layers])
+            first_row = 0 if kind in ("DSpark", "DSpark, some tokens") else 1
+            expected = driver.block(states_of(text)[:, :n_layers], first_row)
+            assert len(expected) == head.block_guesses
             assert np.array_equal(block(head), expected)
 
 
@@ -277,7 +285,8 @@ def with_tensor(name: str) -> Gguf:
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (with_tensor("markov_w1.weight"), "DSpark"),
+        (with_tensor("blk.0.hc_attn_fn.weight"), "DSpark of DeepSeek-V4"),
+        (changed(tiny_dflash(begins=True), block_size=None), "block_size"),
         (with_tensor("selector_hidden.weight"), "selector_top_k"),
         (changed(tiny_dflash(n_candidates=4), selector_top_k=(U32, 298)), r"298.*297"),
         (changed(mask_token_id=None), "no mask token"),

@@ -4,6 +4,7 @@ paged, turn after turn, several at once, and from a saved state."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -48,6 +49,7 @@ class Files:
     params=[
         *product(("EAGLE-3", "DFlash"), ("knows the target", "borrows", "knows nothing")),
         ("DFlash2", "knows nothing"),
+        ("DSpark", "knows nothing"),
     ],
     ids=" ".join,
 )
@@ -57,8 +59,12 @@ def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     target, head = predictable_pair("Q8_0") if kind == "EAGLE-3" else repeating_pair()
     if what == "knows nothing":
         target = tiny_llama(layers=4, tied=False)
-        heads = {"EAGLE-3": tiny_eagle3, "DFlash": tiny_dflash}
-        head = heads[kind]() if kind in heads else tiny_dflash(n_candidates=4)
+        head = {
+            "EAGLE-3": tiny_eagle3,
+            "DFlash": tiny_dflash,
+            "DFlash2": partial(tiny_dflash, n_candidates=4),
+            "DSpark": partial(tiny_dflash, begins=True),
+        }[kind]()
     elif kind == "EAGLE-3":
         head.tensors = predictable_pair("F32")[1].tensors
     if what == "borrows":

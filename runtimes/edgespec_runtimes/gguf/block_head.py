@@ -1,4 +1,4 @@
-"""DFlash heads on llama.cpp, which guess several tokens in one pass.
+"""DFlash and DSpark heads on llama.cpp, which guess several tokens in one pass.
 
 The head's KV cache is computed from the target's hidden states, not from tokens. It knows no
 target: features are given to it.
@@ -34,7 +34,8 @@ class GgufBlockHead(HiddenStateReader):
         super().__init__(opening, head, borrowed)
         assert head.block is not None
         self.block_guesses = self.info.block_guesses
-        self._mask_token = head.block.mask_token
+        self._mask_token, self._size = head.block.mask_token, head.block.size
+        self._first_row = head.block.first_row
         self._n_read = 0
         self._n_candidates = head.block.n_candidates
         self._guessed: tuple[int, int] | None = None
@@ -94,7 +95,7 @@ class GgufBlockHead(HiddenStateReader):
             self._guess(root[1])
             self._guessed = root
         with self._users.use():
-            logits: np.ndarray = self._logits(1 + self.block_guesses)[1 + depths]
+            logits: np.ndarray = self._logits(self._size)[self._first_row + depths]
             if self.info.is_chained:
                 for row, node in zip(logits, nodes, strict=True):
                     self._score(row, int(pool.depth[node]), int(pool.token[node]))
@@ -113,7 +114,7 @@ class GgufBlockHead(HiddenStateReader):
     def _guess(self, root_token: int) -> None:
         """One pass over a block."""
         self._guessed = None
-        tokens = [root_token, *[self._mask_token] * self.block_guesses]
+        tokens = [root_token, *[self._mask_token] * (self._size - 1)]
         places = range(self._n_read, self._n_read + len(tokens))
         with self._running():
             self._memory.copy(HOME, self._block_sequence, 0, self._n_read)

@@ -55,7 +55,7 @@ class PreparedReader(PreparedGguf):
             super().info,
             feature_layers=tuple(head.layers),
             feature_values=head.n_values,
-            block_guesses=block.size - 1 if block else 0,
+            block_guesses=block.n_guesses if block else 0,
             is_chained=bool(block and block.n_candidates),
         )
 

@@ -75,8 +75,9 @@ HEAD = Purpose(
     f"name the model that it was made for with {setting.model}, and the head with {setting.draft}",
 )
 OTHER_HEAD = Purpose(
-    "is a drafting head of a kind that edgespec does not run",
-    "name an EAGLE-3 or DFlash head, or a whole model of the target's family as the draft",
+    "is a drafting head that computes with its target's keys and values, which edgespec keeps",
+    f"take {setting.draft('self')}, an EAGLE-3, DFlash or DSpark head, or a whole model of the "
+    "target's family",
 )
 UNFIT = Purpose(
     "is computed otherwise by llama.cpp than edgespec needs it",

@@ -24,11 +24,10 @@ BLOCK_SIZE = 16
 MAX_BLOCK_SIZE = 256
 _SELECTOR = "selector_hidden.weight"
 """A tensor that only DFlash2 has."""
-_OTHER_BLOCKS = {
-    "markov_w1.weight": "DSpark, which corrects each guess by the one before it",
-    "blk.0.hc_attn_fn.weight": "DSpark of DeepSeek-V4",
-}
-"""Tensors of other heads that llama.cpp computes as DFlash, with the names of these heads."""
+_CHAIN = "markov_w1.weight"
+"""A tensor that only DSpark has: llama.cpp corrects each guess by its most probable one before."""
+_DEEPSEEK4 = "blk.0.hc_attn_fn.weight"
+"""A tensor of DSpark for DeepSeek-V4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +39,15 @@ class BlockShape:
     mask_token: int
     is_causal: bool
     """True if attention within the block is causal."""
+    first_row: int = 1
+    """Row of the first guess: 0 where the last token itself guesses."""
     n_candidates: int = 0
     """Candidates per position, which DFlash2's selector scores for each candidate of the previous
     position; 0 without a selector."""
+
+    @property
+    def n_guesses(self) -> int:
+        return self.size - self.first_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +132,19 @@ def _block_shape(header: GgufFile) -> BlockShape:
     Raises ModelError for other heads of the same architecture, and for values on which llama.cpp's
     graph would crash.
     """
-    for name, kind in _OTHER_BLOCKS.items():
-        if name in header.tensors_by_name:
-            raise ModelError(
-                f"{header.path} is a head of the kind {kind}, which edgespec does not run: name "
-                "a DFlash or EAGLE-3 head, or a whole model of the target's family"
-            )
+    is_chain = _CHAIN in header.tensors_by_name
+    if _DEEPSEEK4 in header.tensors_by_name:
+        raise ModelError(
+            f"{header.path} is a head of the kind DSpark of DeepSeek-V4, which edgespec does not "
+            "run: name another head, or a whole model of the target's family"
+        )
     if MASK_TOKEN not in header.metadata:
         raise ModelError(
             f"{header.path} has no mask token ({MASK_TOKEN}), which a DFlash head puts in the "
             "places of its guesses: convert it again with a newer convert_hf_to_gguf.py"
         )
     mask_token = header.integer(MASK_TOKEN)
-    size = header.integer(header.key("block_size"), BLOCK_SIZE)
+    size = header.integer(header.key("block_size"), None if is_chain else BLOCK_SIZE)
     key_size, value_size = (
         header.integer(header.key(f"attention.{name}_length"), 0) for name in ("key", "value")
     )
@@ -164,7 +169,8 @@ def _block_shape(header: GgufFile) -> BlockShape:
     if wrong:
         raise ModelError(f"{header.path} is damaged: {wrong}; download or convert it again")
     is_causal = header.metadata.get(header.key("attention.causal")) is True
-    return BlockShape(size, mask_token, is_causal, n_candidates)
+    begins = header.metadata.get(header.key("sample_from_anchor"), True) is True
+    return BlockShape(size, mask_token, is_causal, 1 - (is_chain and begins), n_candidates)
 
 
 def _lent(header: GgufFile, target: GgufFile | None, name: str) -> TensorEntry:
