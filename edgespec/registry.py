@@ -183,9 +183,9 @@ class PreparedModel(Prepared):
         """
         raise NotImplementedError
 
-    def share_with(self, target: PreparedModel) -> None:
-        """Need no copies of weights that `target`, whose draft this is, pins, if they fit; comes
-        before `needs`."""
+    def share_with(self, target: PreparedModel, keeps_copies: bool) -> None:
+        """Share weights with `target`, whose draft this is, if they fit; comes before `needs`.
+        Unless it `keeps_copies`, none are needed of what the target pins."""
 
     def trimmed_bytes(self, bits: float) -> int:
         """Estimated size of a draft made of this model with so many bits per weight; 0 if none can

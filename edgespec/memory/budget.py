@@ -179,6 +179,13 @@ class MemoryPlan:
         return self.streamed_read_bytes + int(expected)
 
     @property
+    def upper_bytes(self) -> int:
+        """Bytes of a draft's copies that are the upper bits of streamed weights."""
+        streamed = (s for i, s in enumerate(self.segments) if i not in self.pinned)
+        is_nested = any(segment.read_bytes < segment.slot_bytes for segment in streamed)
+        return sum(row.nbytes for row in self.rows if row.what == COPIES) * is_nested
+
+    @property
     def streamed_read_bytes(self) -> int:
         """Bytes that the ring reads in a pass: streamed weights in whole blocks."""
         if not self.paged:

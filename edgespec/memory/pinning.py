@@ -60,13 +60,18 @@ def least_ring(segmentations: Sequence[Sequence[SegmentSize]]) -> int:
 
 def choose_cut(segmentations: Sequence[Sequence[SegmentSize]], room: int) -> int:
     """Index of the coarsest segmentation that needs no ring, or one within RING_SHARE, or within
-    WHOLE_RING_SHARE if all that are within RING_SHARE divide layers."""
+    WHOLE_RING_SHARE if all that are within RING_SHARE divide layers.
+
+    Half of what a draft holds of nested weights counts as memory for weights, too.
+    """
     whole = [segments for segments in segmentations if not _divides_layers(segments)]
     choices = (whole, RING_SHARE), (whole, WHOLE_RING_SHARE), (segmentations, RING_SHARE)
     for allowed, share in choices:
         for segments in allowed:
             pinning_bytes = sum(segment.pinning_bytes for segment in segments)
-            if pinning_bytes <= room or _ring(segments, RING_SLOTS) <= share * room:
+            upper_bytes = sum(s.copy_bytes for s in segments if s.read_bytes < s.slot_bytes)
+            most_bytes = min(room, share * (room + upper_bytes / 2))
+            if pinning_bytes <= room or _ring(segments, RING_SLOTS) <= most_bytes:
                 return segmentations.index(segments)
     rings = [_ring(segments, MIN_RING_SLOTS) for segments in segmentations]
     return rings.index(min(rings))

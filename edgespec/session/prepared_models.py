@@ -194,8 +194,7 @@ class PreparedModels(Closeable):
         check_pair(target, draft)
         if not draft.info.reads_features and settings.draft.samefile(settings.model):
             self.own_notes.append(SAME_FILE)
-        if not settings.pages_all:
-            draft.share_with(target)
+        draft.share_with(target, keeps_copies=settings.pages_all)
         if draft.info.reads_features:
             check_head(settings, target, draft)
             if target.info.n_slots > 1:  # a head follows one text

@@ -133,3 +133,14 @@ def test_a_full_disk_is_told_before_anything_is_written(
     with pytest.raises(EdgespecError, match=r"40\.0 MiB are free"):
         nest(target, tmp_path / "draft.gguf", range(4096))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_adjustable_budget_has_the_upper_bits_of_all(target: Path, draft: Path) -> None:
+    nested = settings(target, draft, 8 << 20).model_copy(update={"adjustable_budget": True})
+    with session.load(nested, RULES) as loaded:
+        text = loaded.generate(PROMPT, max_tokens=8).tokens
+        assert loaded.paging.merge_s > 0
+        for changed in (loaded.budget.smallest_bytes, "1GiB", nested.memory_budget):
+            loaded.set_memory_budget(changed)
+            assert loaded.generate(PROMPT, max_tokens=8).tokens == text
+    assert text == tokens(nested.without_draft())

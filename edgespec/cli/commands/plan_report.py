@@ -106,6 +106,11 @@ def _pass_lines(
         lines = [f"{segments} ({pinned}); the others stream through a ring of {ring}."]
     else:
         lines = [f"All {len(plan.segments)} segments are pinned ({pinned})."]
+    if plan.upper_bytes:
+        upper, lower = format_size(plan.upper_bytes), format_size(plan.streamed_read_bytes)
+        lines.append(
+            f"Their upper bits stay, as the draft ({upper}); the lower ones are read ({lower})."
+        )
     slices = Counter(segment.slice_of for segment in plan.segments if segment.slice_of)
     if slices:
         name = next(iter(slices)) if len(slices) == 1 else f"{len(slices)} matrices"

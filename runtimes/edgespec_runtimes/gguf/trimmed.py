@@ -81,10 +81,11 @@ class PreparedTrimmed(PreparedGguf):
         resident = (MemoryRow(self._request.owner, "weights", nbytes), *needs.resident[1:])
         return replace(needs, resident=resident, copies=self._copies)
 
-    def share_with(self, target: PreparedModel) -> None:
-        self._target = target if isinstance(target, PreparedGguf) else None
-        if self._target and is_nested(self._header) and self.gpu_memory is None:
-            self._nested = self._target.nest_in(self._header)
+    def share_with(self, target: PreparedModel, keeps_copies: bool) -> None:
+        if isinstance(target, PreparedGguf):
+            self._target = None if keeps_copies else target
+            if is_nested(self._header) and self.gpu_memory is None:
+                self._nested = target.nest_in(self._header)
 
     def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
         names = (plan.segments[i].weights for i in plan.shared) if plan else ()
