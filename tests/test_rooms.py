@@ -216,7 +216,7 @@ MOST_LINES = {
     "batch": 525,
     "bench": 1374,
     "chat": 1900,
-    "cli": 4687,
+    "cli": 4710,
     "completions": 4440,
     "concurrency": 567,
     "diagnosis": 480,
