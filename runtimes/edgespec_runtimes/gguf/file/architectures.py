@@ -76,8 +76,8 @@ HEAD = Purpose(
 )
 OTHER_HEAD = Purpose(
     "is a drafting head that computes with its target's keys and values, which edgespec keeps",
-    f"take {setting.draft('self')}, an EAGLE-3, DFlash or DSpark head, or a whole model of the "
-    "target's family",
+    "name an EAGLE-3, DFlash or DSpark head or a whole model of the target's family, or take "
+    f"{setting.draft('self')}",
 )
 UNFIT = Purpose(
     "is computed otherwise by llama.cpp than edgespec needs it",
