@@ -48,16 +48,8 @@ _NAMES = {
     "engine.settings": ("EngineSettings",),
     "errors": (
         *("BudgetError", "Cancelled", "ContextOverflow", "EdgespecError", "FetchError"),
-        *(
-            "GrammarError",
-            "ModelError",
-            "PairError",
-            "SessionClosed",
-            "StateError",
-            "TargetLost",
-            "UsageError",
-            "WeightReadError",
-        ),
+        *("GrammarError", "ModelError", "PairError", "SessionClosed", "StateError"),
+        *("TargetLost", "UsageError", "WeightReadError"),
     ),
     "grammar.specification": ("Grammar", "json_schema", "lark_grammar", "regular_expression"),
     "session.asynchronous": ("AsyncSession",),

@@ -381,16 +381,6 @@ def _ends_with(path: Path, name: str) -> bool:
     return any(path.glob(f"*.{name}")) if path.is_dir() else path.suffix == f".{name}"
 
 
-def guesses_itself(path: Path) -> bool:
-    """True if a model is a draft for itself. Raises ModelError."""
-    return find(path).guesses_itself(path)
-
-
-def embeds(path: Path) -> bool:
-    """True if a model turns texts into vectors and writes none. Raises ModelError."""
-    return find(path).embeds(path)
-
-
 def describe(path: Path) -> ModelDetails:
     """Details of the model at `path`, a file or a folder. Raises ModelError."""
     return find(path).describe(path)

@@ -252,7 +252,7 @@ def named_drafts(paths: Sequence[Path], target: Path, runtime: Runtime) -> list[
     """Drafts with unique names for a target of this runtime."""
     drafts = []
     for path, name in zip(paths, distinct_names(paths), strict=True):
-        is_own = path == target and registry.guesses_itself(target)
+        is_own = path == target and registry.find(target).guesses_itself(target)
         is_whole = not is_own and registry.describe(path).head is None
         in_library = is_whole and registry.find(path).name == runtime.name
         drafts.append(BenchDraft(path, name, in_library, is_own))

@@ -349,7 +349,7 @@ def _guesses_itself(model: Path) -> bool:
     from edgespec import registry
 
     try:
-        return registry.guesses_itself(model)
+        return registry.find(model).guesses_itself(model)
     except EdgespecError:
         return False  # reported when it is opened
 

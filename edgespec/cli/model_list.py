@@ -60,7 +60,7 @@ def is_one(args: argparse.Namespace) -> bool:
     if not typed:
         return True
     path = model_path(typed[0])
-    if path.suffix == ".gguf" and path.exists() and registry.embeds(path):
+    if path.suffix == ".gguf" and path.exists() and registry.find(path).embeds(path):
         return False
     args.model = typed[0]
     return True
@@ -240,7 +240,7 @@ class ModelList:
             heap.trim_heap()
 
     def _look_at_kind(self, model: ListedModel) -> None:
-        model.embeds = registry.embeds(model.path)
+        model.embeds = registry.find(model.path).embeds(model.path)
         model.size_bytes = model_files.size_of(model.path)
 
     def _look_at_needs(self, model: ListedModel) -> None:

@@ -246,7 +246,8 @@ def _with_worthy_draft(models: PreparedModels) -> MemoryPlan:
     try:
         paired = models.planned()
     except (BudgetError, ModelError, UsageError) as error:
-        is_own = settings.draft == settings.model and registry.guesses_itself(settings.model)
+        path = settings.model
+        is_own = settings.draft == path and registry.find(path).guesses_itself(path)
         if not is_own and not settings.optional_draft:
             raise
         whom = "itself" if is_own else settings.model.name

@@ -88,16 +88,12 @@ def refuse_unused(
         for role, (path, its_runtime) in models.items():
             for name in chosen.changed(role):
                 if name not in reached:
-                    raise UsageError(_refusal(name, chosen, path, its_runtime))
-
-
-def _refusal(name: str, chosen: RuntimeOptions, path: Path, runtime: str) -> str:
-    options, named = declared().get(runtime), getattr(setting, name)
-    kind = f"a model of the runtime {runtime}" if options is None else options.kind
-    return (
-        f"{named(getattr(chosen, name))}: {path.name} is {kind}, and {named} is for "
-        f"{chosen.kind}: leave it out"
-    )
+                    named, other = getattr(setting, name), declared().get(its_runtime)
+                    kind = other.kind if other else f"a model of the runtime {its_runtime}"
+                    raise UsageError(
+                        f"{named(getattr(chosen, name))}: {path.name} is {kind}, and {named} is "
+                        f"for {chosen.kind}: leave it out"
+                    )
 
 
 def _declared_beside(entry: EntryPoint) -> type[RuntimeOptions] | None:

@@ -140,13 +140,13 @@ def test_unknown_tokens_are_refused(encoder: Embedder) -> None:
 
 def test_a_model_that_writes_is_no_embedder(tmp_path: Path) -> None:
     model = tiny_llama().write(tmp_path / "writes.gguf")
-    assert not registry.embeds(model)
+    assert not registry.find(model).embeds(model)
     with pytest.raises(ModelError, match="embedding"):
         load_embedder(model)
 
 
 def test_an_embedder_is_no_target_and_the_error_says_what_to_use(model: Path) -> None:
-    assert registry.embeds(model)
+    assert registry.find(model).embeds(model)
     with pytest.raises(ModelError, match="load_embedder"):
         edgespec.load(str(model))
 

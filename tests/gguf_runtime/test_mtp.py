@@ -293,7 +293,7 @@ def test_where_it_cannot_guess_the_target_runs_alone_and_a_note_says_why(
 
 def test_what_llama_cpp_has_no_graph_for_is_a_note(plain: Path, tmp_path: Path) -> None:
     path = write_guessing(tmp_path / "m.gguf", "step35")
-    assert not registry.guesses_itself(path)
+    assert not registry.find(path).guesses_itself(path)
     plan = edgespec.plan(LoadSettings(model=path, memory_budget="8GiB"))
     (note,) = (note for note in plan.notes if "(MTP)" in note)
     assert "those of the architecture step35 are not run" in note

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec import registry
 from edgespec.cli.invocation import CommandSettings, settings_from
 from edgespec.files import gguf_names
 from edgespec.hub import fetch
@@ -22,6 +21,7 @@ from hub_server import FakeHub, serving
 
 pytest.importorskip("llama_cpp", reason="the GGUF runtime is not installed")
 
+from edgespec_runtimes.gguf.entry import GgufRuntime
 from gguf_files import STRING, Gguf, tiny_dflash, tiny_eagle3, tiny_llama
 
 GPT_OSS, GEMMA, QWEN = "ggml-org/gpt-oss-20b-GGUF", "ggml-org/gemma-4-26B-A4B-it-GGUF", "u/Qwen3-8B"
@@ -127,7 +127,7 @@ def test_a_head_of_another_vocabulary_is_left_out_when_the_plan_is_made(tmp_path
 def test_a_layer_in_the_model_s_own_file_comes_first(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "guesses_itself", lambda path: True)
+    monkeypatch.setattr(GgufRuntime, "guesses_itself", lambda self, path: True)
     found = command(hf_repo=GPT_OSS)
     assert found.load.draft == found.load.model
     assert len(hub.ranges) == 1
