@@ -50,37 +50,39 @@ class FrozenDict(dict[K, V]):
         return type(self), (dict(self),)
 
 
+def _named(value: object, info: ValidationInfo) -> str:
+    return str(getattr(setting, str(info.field_name))(value))
+
+
 def budget(value: object, info: ValidationInfo) -> object:
     """The bytes of a budget. `auto` and percentages stay: what they mean depends on the machine and
     the moment."""
     if not isinstance(value, str | int) or isinstance(value, bool):
         return value
-    shown = getattr(setting, str(info.field_name))(value)
-    text = str(value).strip().lower()
+    named, text = _named(value, info), str(value).strip().lower()
     follows = info.field_name != "gpu_memory_budget"
-    if follows and (bounds := auto_bounds(text)):
-        floor, ceiling = (_checked_size(bound, shown) if bound else 0 for bound in bounds)
-        if floor > ceiling and bounds[0].endswith("%") == bounds[1].endswith("%"):
-            raise UsageError(f"{shown}: the smaller size comes first, as in auto:1GiB-4GiB")
-        return text
     if text == "auto":
         return text
+    if follows and (bounds := auto_bounds(text)):
+        floor, ceiling = (_checked_size(bound, named) if bound else 0 for bound in bounds)
+        if floor > ceiling and bounds[0].endswith("%") == bounds[1].endswith("%"):
+            raise UsageError(f"{named}: the smaller size comes first, as in auto:1GiB-4GiB")
+        return text
     if text.startswith("auto"):
-        example = "auto:1GiB-4GiB" if follows else "6GiB"
-        raise UsageError(f"{shown}: write auto, or {example}")
-    n_bytes = _checked_size(text if isinstance(value, str) else value, shown)
+        raise UsageError(f"{named}: write auto, or {'auto:1GiB-4GiB' if follows else '6GiB'}")
+    n_bytes = _checked_size(text if isinstance(value, str) else value, named)
     return text if text.endswith("%") else n_bytes
 
 
-def _checked_size(size: str | int, shown: str) -> int:
+def _checked_size(size: str | int, named: str) -> int:
     """Bytes of a size, and for a percentage those of a large memory. Raises UsageError."""
     whole = 1 << 40
-    n_bytes = parse_size(size, whole, shown)
+    n_bytes = parse_size(size, whole, named)
     if str(size).endswith("%") and n_bytes > whole:
-        raise UsageError(f"{shown}: at most 100% of the memory can be used")
+        raise UsageError(f"{named}: at most 100% of the memory can be used")
     if size == str(n_bytes) and n_bytes < MIN_BUDGET_BYTES:
         unit = "GiB" if n_bytes < 128 else "MiB"
-        raise UsageError(f"{shown}: {size} alone means bytes; did you mean {size}{unit}?")
+        raise UsageError(f"{named}: {size} alone means bytes; did you mean {size}{unit}?")
     return n_bytes
 
 
@@ -88,14 +90,12 @@ def disk_size(value: object, info: ValidationInfo) -> object:
     """The bytes of a size on disk, 0 for none."""
     if not isinstance(value, str | int) or isinstance(value, bool) or str(value).strip() == "0":
         return value
-    return parse_size(value, named=getattr(setting, str(info.field_name))(value))
+    return parse_size(value, named=_named(value, info))
 
 
 def rate(value: object, info: ValidationInfo) -> object:
     """Bytes per second."""
-    if not isinstance(value, str | int):
-        return value
-    return parse_rate(value, getattr(setting, str(info.field_name))(value))
+    return parse_rate(value, _named(value, info)) if isinstance(value, str | int) else value
 
 
 def biases(value: object) -> object:
@@ -104,15 +104,12 @@ def biases(value: object) -> object:
         value = [value]
     if not isinstance(value, list | tuple):
         return value
-    found = {}
-    for text in value:
-        match = _BIAS.fullmatch(str(text).strip())
-        if match is None:
-            raise PydanticCustomError(
-                "bias", "write a token's id and its bias like 15043+1.5, or 15043-inf to forbid it"
-            )
-        found[int(match[1])] = float(match[2])
-    return found
+    found = [_BIAS.fullmatch(str(text).strip()) for text in value]
+    if None in found:
+        raise PydanticCustomError(
+            "bias", "write a token's id and its bias like 15043+1.5, or 15043-inf to forbid it"
+        )
+    return {int(match[1]): float(match[2]) for match in found if match}
 
 
 def checked_biases(given: Mapping[int, float]) -> Mapping[int, float]:
@@ -128,9 +125,9 @@ def checked_biases(given: Mapping[int, float]) -> Mapping[int, float]:
 
 def texts_at_once(value: object) -> object:
     """`auto` stays: what the budget affords depends on the models."""
-    if isinstance(value, str) and value.strip().lower() == "auto":
-        return "auto"
-    text = str(value).strip()
+    text = str(value).strip().lower()
+    if text == "auto":
+        return text
     if text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_TEXTS:
         return int(text)
     raise PydanticCustomError(
