@@ -81,6 +81,12 @@ class ModelInfo:
     """Threads that compute the model; 0 if unknown."""
     adjusts: bool = False
     """True if the memory of its weights may change while it is used."""
+    block_tokens: int = 0
+    """Tokens of a block of stored state, about 1 MiB of keys and values, which depend on all tokens
+    up to its end and on nothing else; 0 if the state has no such parts."""
+    needs_checkpoints: bool = False
+    """True if a text can go on only where all recurrent state was kept: blocks have what attention
+    layers hold besides, if there are any."""
     gives_features: bool = False
     """True if it can be loaded to give the inputs of its layers to a head."""
     feature_layers: tuple[int, ...] = ()

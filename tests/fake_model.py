@@ -141,6 +141,8 @@ class FakeModel(LanguageModel):
             prompts_share_passes=n_texts > 1,
             prompts_give_logits=gives_first,
             gives_features=True,
+            block_tokens=FAKE_BLOCK_TOKENS if tree_capable else 0,
+            needs_checkpoints=not tree_capable,
         )
         self.vocabulary: Vocabulary = FakeVocabulary(n_vocab, eog_tokens, pieces)
         self.state_origin = StateOrigin((), {"--ctx-size": str(n_ctx)})
@@ -274,10 +276,6 @@ class FakeModel(LanguageModel):
         self._texts[target].cells.clear()
         self._texts[target].committed = self._texts[source].committed[:n_tokens]
 
-    @property
-    def block_tokens(self) -> int:
-        return FAKE_BLOCK_TOKENS if self.info.tree_capable else 0
-
     def write_block(self, begin: int, slot: int) -> memoryview:
         assert not self._is_running, "a block while another call runs"
         block = self._texts[slot].committed[begin : begin + FAKE_BLOCK_TOKENS]
@@ -291,10 +289,6 @@ class FakeModel(LanguageModel):
         if content.nbytes != 4 * FAKE_BLOCK_TOKENS:
             raise StateError("a block of another size")
         of.committed += np.frombuffer(content, "<i4").tolist()
-
-    @property
-    def needs_checkpoints(self) -> bool:
-        return not self.info.tree_capable
 
     def checkpoints(self, slot: int) -> Sequence[int]:
         return sorted({*self._texts[slot].ends})

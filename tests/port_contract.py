@@ -81,6 +81,13 @@ class PortContract(OpensModels):
         assert kept_open.n_committed_at_first
         assert not any(kept_open.n_committed_at_first)
 
+    def test_what_it_says_that_it_can_it_has(self, model: LanguageModel) -> None:
+        own, info = type(model), model.info
+        assert not info.adjusts or own.divide is not LanguageModel.divide
+        assert not info.gives_features or own.give_features is not LanguageModel.give_features
+        assert not info.block_tokens or own.write_block is not LanguageModel.write_block
+        assert not info.needs_checkpoints or own.checkpoints is not LanguageModel.checkpoints
+
     def test_prefill_appends_to_the_prefix(self, model: LanguageModel, tokens: list[int]) -> None:
         prefill(model, tokens[:5])
         prefill(model, tokens[5:8])

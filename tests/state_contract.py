@@ -25,7 +25,7 @@ MORE = TEXT[23:]
 def blocks_of(model: LanguageModel, tokens: Sequence[int] = TEXT[:23]) -> list[bytes]:
     """The whole blocks of a text, which the model reads."""
     prefill(model, tokens)
-    size = model.block_tokens
+    size = model.info.block_tokens
     ends = range(0, len(tokens) - size + 1, size)
     return [bytes(model.write_block(begin, 0)) for begin in ends]
 
@@ -35,7 +35,7 @@ def read_blocks(model: LanguageModel, blocks: Sequence[bytes]) -> None:
     model.truncate(0)
     for block in blocks:
         model.read_block(memoryview(bytearray(block)), 0)
-    assert model.committed_of(0) == len(blocks) * model.block_tokens
+    assert model.committed_of(0) == len(blocks) * model.info.block_tokens
     prefill(model, TEXT[model.committed_of(0) : 23])
 
 
@@ -74,8 +74,8 @@ class StateContract(OpensModels):
         model.read_block(memoryview(bytearray(kept[0][0])), 0)
         with pytest.raises(StateError):
             model.read_block(memoryview(bytearray(kept[0][1][:-1])), 0)
-        assert model.committed_of(0) == model.block_tokens
-        prefill(model, TEXT[model.block_tokens : 23])
+        assert model.committed_of(0) == model.info.block_tokens
+        prefill(model, TEXT[model.info.block_tokens : 23])
         assert np.array_equal(one_by_one(model, MORE), kept[1])
 
     def test_writing_changes_nothing(

@@ -225,22 +225,13 @@ class LanguageModel(ABC):
         """True if features are missing that reading the first `n_tokens` or what follows needs."""
         return False
 
-    # the KV of texts, which can be stored: in blocks of tokens, by checkpoints
+    # the KV of texts, which can be stored: in blocks of `info.block_tokens`, by checkpoints
 
     state_origin: StateOrigin | None = None
     """None: nothing can be stored."""
 
-    @property
-    def block_tokens(self) -> int:
-        """Tokens of each block, with about 1 MiB of keys and values; 0 if the state has no such
-        parts.
-
-        A block depends on all tokens up to its end, and on nothing else.
-        """
-        return 0
-
     def write_block(self, begin: int, slot: int) -> memoryview:
-        """The keys and values of the `block_tokens` committed tokens from `begin` on."""
+        """The keys and values of the block of committed tokens from `begin` on."""
         raise NotImplementedError
 
     def read_block(self, content: memoryview, slot: int) -> None:
@@ -250,12 +241,6 @@ class LanguageModel(ABC):
         leaves the prefix as it was.
         """
         raise NotImplementedError
-
-    @property
-    def needs_checkpoints(self) -> bool:
-        """True if a text can go on only where all recurrent state was kept: blocks have what
-        attention layers hold besides, if there are any."""
-        return False
 
     def checkpoints(self, slot: int) -> Sequence[int]:
         """Lengths of the committed prefixes whose state is kept, ascending."""

@@ -26,7 +26,7 @@ class CheckpointChain(BlockChain):
     """The checkpoints of one slot's text in one model, and which of them are stored."""
 
     def __init__(self, folder: BlockFolder, model: LanguageModel, root: str, slot: int) -> None:
-        n = model.block_tokens
+        n = model.info.block_tokens
         super().__init__(folder, model, n or TOKENS_OF_A_NAME, root, slot)
         self._has_blocks = n > 0
         self._kept: set[int] = set()

@@ -89,8 +89,8 @@ class PrefixCache:
         self, path: Path, max_bytes: int, target: LanguageModel, draft: LanguageModel | None
     ) -> None:
         """Raises UsageError if the target's state cannot be stored, or the folder not be used."""
-        self._needs_checkpoints = target.needs_checkpoints
-        if not self._needs_checkpoints and not target.block_tokens:
+        self._needs_checkpoints = target.info.needs_checkpoints
+        if not self._needs_checkpoints and not target.info.block_tokens:
             raise UsageError(
                 f"{setting.prompt_cache}: the state of {target.info.name} has no parts that could "
                 "be stored: leave it out"
@@ -99,7 +99,7 @@ class PrefixCache:
         self._target = target
         self._target_root = _root(target)
         # a head's cache also needs features of the target
-        is_stored = draft is not None and draft.block_tokens and not draft.info.reads_features
+        is_stored = draft is not None and draft.info.block_tokens and not draft.info.reads_features
         self._draft = draft if is_stored else None
         self._draft_root = _root(self._draft) if self._draft is not None else ""
 
@@ -113,7 +113,7 @@ class PrefixCache:
         return SlotPrefixes(folder, self._blocks(self._target, self._target_root, slot), draft)
 
     def _blocks(self, model: LanguageModel, root: str, slot: int) -> BlockChain:
-        return BlockChain(self.folder, model, model.block_tokens, root, slot)
+        return BlockChain(self.folder, model, model.info.block_tokens, root, slot)
 
 
 def _root(model: LanguageModel) -> str:
@@ -130,7 +130,7 @@ def _root(model: LanguageModel) -> str:
         "processor": instruction_sets(),
         "fingerprint": of_files,
         "settings": dict(model.state_origin.settings),
-        "tokens of a block": model.block_tokens,
+        "tokens of a block": model.info.block_tokens,
         "tokens of a tile": model.info.prompt_tile,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -113,7 +113,7 @@ def test_a_block_holds_no_dropped_guesses_and_storing_it_moves_no_later_cell(
 ) -> None:
     """Storing a block after a pass with a wrong guess had stored the guess with it, and freed its
     cell, into which the next token was written: texts differed."""
-    tokens = PROMPT[: model.block_tokens]
+    tokens = PROMPT[: model.info.block_tokens]
     prefill(model, tokens)
     block = bytes(model.write_block(0, 0))
     tree = OneTree(5, 4)

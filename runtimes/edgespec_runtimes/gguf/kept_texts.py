@@ -22,40 +22,23 @@ class KeptTexts(RunningModel):
     _texts: Texts
     _recurrent: RecurrentText
     _windows: WindowCells | None
-    _token_bytes: int
-    """Bytes of keys and values of one token, at least."""
-    _narrowest: int
-    """Tokens of a sliding window; 0 if there is none."""
-    _has_attention: bool
-    """True if some layers have keys and values."""
-    _keeps_checkpoints: bool
-    """True if recurrent state can be stored apart from keys and values."""
-
-    @property
-    def block_tokens(self) -> int:
-        has_parts = self.info.tree_capable or (self._keeps_checkpoints and self._has_attention)
-        if self._windows or not has_parts:  # layers with windows may have freed a block
-            return 0
-        return state_pieces.block_tokens(self._token_bytes, self._narrowest)
 
     def write_block(self, begin: int, slot: int) -> memoryview:
         with self._users.use():
             home, layout = self._texts.all[slot].home, self._texts.layout
             if layout.tile == 1:  # otherwise cells are saved through a sequence of their own
                 layout.put_in_order()
-            return state_pieces.write_block(self._memory, home, begin, begin + self.block_tokens)
+            return state_pieces.write_block(
+                self._memory, home, begin, begin + self.info.block_tokens
+            )
 
     def read_block(self, content: memoryview, slot: int) -> None:
         with self._users.use():
-            text, n_tokens = self._texts.all[slot], self.block_tokens
+            text, n_tokens = self._texts.all[slot], self.info.block_tokens
             self._texts.layout.make_room_to_restore(n_tokens, text)
             begin = text.n_committed
             state_pieces.read_block(self._memory, text.home, begin, begin + n_tokens, content)
             text.extend(n_tokens)
-
-    @property
-    def needs_checkpoints(self) -> bool:
-        return not self.info.tree_capable and self._keeps_checkpoints
 
     def checkpoints(self, slot: int) -> Sequence[int]:
         return self._recurrent.ends
@@ -84,4 +67,4 @@ class KeptTexts(RunningModel):
 
     def _end_of_blocks(self, n_tokens: int) -> int:
         """Tokens whose keys and values are in whole blocks, or nowhere."""
-        return n_tokens - n_tokens % self.block_tokens if self.block_tokens else n_tokens
+        return n_tokens - n_tokens % (self.info.block_tokens or 1)

@@ -20,7 +20,7 @@ from edgespec.pool import Pool
 from edgespec.ports import PassPart, Progress, StateOrigin, Vocabulary
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import ModelInfo
-from edgespec_runtimes.gguf.context import contexts
+from edgespec_runtimes.gguf.context import contexts, state_pieces
 from edgespec_runtimes.gguf.context.cache_memory import FilledCells
 from edgespec_runtimes.gguf.context.cells import LlamaMemory
 from edgespec_runtimes.gguf.context.recurrent import RecurrentText
@@ -109,9 +109,6 @@ class GgufModel(KeptTexts):
             used_share=weights.used_share if weights else info.used_share,
             adjusts=weights is not None,
         )
-        self._token_bytes, self._narrowest = opening.token_bytes, model.n_window
-        self._has_attention = model.has_attention
-        self._keeps_checkpoints = shape.can_save or not model.has_attention
         self._tap = tap = _new_tap(opening)
         callback = weights.callback if weights else None
         if isinstance(tap, NodeTap):
@@ -126,6 +123,16 @@ class GgufModel(KeptTexts):
             caches = windows or filled
             self._context: Any = contexts.new_context(model, shape, callback, opening.stop, caches)
             self._windows = windows if windows and windows.is_active else None
+        # recurrent state can be stored apart from keys and values
+        keeps = shape.can_save or not model.has_attention
+        has_blocks = info.tree_capable or (keeps and model.has_attention)
+        block_tokens = state_pieces.block_tokens(opening.token_bytes, model.n_window)
+        self.info = replace(
+            self.info,
+            # layers with windows may have freed a block
+            block_tokens=block_tokens if has_blocks and not self._windows else 0,
+            needs_checkpoints=not info.tree_capable and keeps,
+        )
         if tap is not None:
             tap.begin(self._context)
         cache_types = (shape.cache_type_k, shape.cache_type_v)

@@ -33,7 +33,13 @@ class RemoteModel(LanguageModel):
             raise
         self._users = Users("the model")
         self.vocabulary = self._model.vocabulary
-        self.info = replace(self._model.info, gives_features=False)
+        self.info = replace(
+            self._model.info,
+            gives_features=False,
+            adjusts=False,
+            block_tokens=0,
+            needs_checkpoints=False,
+        )
         self.last_report = self._model.last_report
 
     def committed_of(self, slot: int) -> int:

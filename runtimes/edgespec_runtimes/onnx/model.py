@@ -45,7 +45,8 @@ class OnnxModel(RunningModel):
     ) -> None:
         """`files` are those that onnxruntime has mapped."""
         info = replace(info, prompts_give_logits=True, adjusts=decoder.weights is not None)
-        self.info = replace(info, prompt_batch=tokens_per_pass)
+        blocks = decoder.caches[0].block_tokens
+        self.info = replace(info, prompt_batch=tokens_per_pass, block_tokens=blocks)
         super().__init__(vocabulary, origin, decoder.stop, Users("the model"))
         self._decoder = decoder
         self._caches = decoder.caches
@@ -121,10 +122,6 @@ class OnnxModel(RunningModel):
     def share(self, source: int, target: int, n_tokens: int) -> None:
         with self._users.use():
             self._caches[target].begin_with(self._caches[source], n_tokens)
-
-    @property
-    def block_tokens(self) -> int:
-        return self._caches[0].block_tokens
 
     def write_block(self, begin: int, slot: int) -> memoryview:
         with self._users.use():
