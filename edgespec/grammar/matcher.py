@@ -6,7 +6,7 @@ Knows a vocabulary, but no model; the sampler calls it before every token of the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, cast
 
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from edgespec.errors import GrammarError
 from edgespec.grammar.numbers import DigitLimit, leading_digits, longest_run
-from edgespec.grammar.patterns import exhausts
 from edgespec.grammar.schemas import rewritten
 from edgespec.grammar.specification import JSON_STYLE, Grammar
 from edgespec.ports import Vocabulary
@@ -44,9 +43,8 @@ class GrammarCompiler:
                 "the model's vocabulary has no end-of-generation token, so that a text could not "
                 "end where its grammar does: leave the grammar out, or use another model"
             )
-        self._n_logits = n_logits
-        self._eog_tokens = vocabulary.eog_tokens
-        self._vocabulary = vocabulary
+        self.n_logits = n_logits
+        self.vocabulary = vocabulary
         self._tokens = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_Tokens(vocabulary)),
             n_vocab=n_logits,
@@ -59,23 +57,19 @@ class GrammarCompiler:
 
         It is compiled again on first use, so that waiting requests hold no compiled grammar.
         """
-        self._matcher(grammar)
-        compile_it = partial(self._matcher, grammar)
+        self.matcher(grammar)
         digits = None
         if grammar.bounds_numbers:
             digits = DigitLimit(self._leading_digits, longest_run(grammar.source))
-        return GrammarState(
-            grammar, compile_it, self._n_logits, self._eog_tokens, digits, self._vocabulary.piece
-        )
+        return GrammarState(self, grammar, digits)
 
     @cached_property
     def _leading_digits(self) -> NDArray[np.uint8]:
-        vocabulary = self._vocabulary
-        return leading_digits(
-            list(map(vocabulary.piece, range(vocabulary.n_vocab))), self._n_logits
-        )
+        pieces = map(self.vocabulary.piece, range(self.vocabulary.n_vocab))
+        return leading_digits(pieces, self.n_logits)
 
-    def _matcher(self, grammar: Grammar) -> llguidance.LLMatcher:
+    def matcher(self, grammar: Grammar) -> llguidance.LLMatcher:
+        """The grammar, compiled. Raises GrammarError."""
         compiled = _compiled(grammar)
         matcher = llguidance.LLMatcher(self._tokens, compiled, log_level=0, limits=_LIMITS)
         _refuse(grammar, matcher.get_error())
@@ -86,25 +80,17 @@ class GrammarState:
     """A text's position in its grammar; implements `Constraint` of the sampler."""
 
     def __init__(
-        self,
-        grammar: Grammar,
-        compile_it: Callable[[], llguidance.LLMatcher],
-        n_logits: int,
-        eog_tokens: frozenset[int],
-        digits: DigitLimit | None = None,
-        piece_of: Callable[[int], bytes] = bytes,
+        self, compiler: GrammarCompiler, grammar: Grammar, digits: DigitLimit | None
     ) -> None:
+        self._compiler = compiler
         self._grammar = grammar
-        self._compile = compile_it
-        self._n_logits = n_logits
-        self._eog_tokens = eog_tokens
         self._digits = digits
-        self._piece_of = piece_of
-        self._mask = bitmasks.allocate_token_bitmask(1, n_logits)
+        self._n_logits, self._eog_tokens = compiler.n_logits, compiler.vocabulary.eog_tokens
+        self._mask = bitmasks.allocate_token_bitmask(1, self._n_logits)
 
     @cached_property
     def _matcher(self) -> llguidance.LLMatcher:
-        return self._compile()
+        return self._compiler.matcher(self._grammar)
 
     def allowed(self, ahead: Sequence[int] = ()) -> np.ndarray:
         """Mask of the tokens that may come next, or after the tokens `ahead`, bool [n_logits].
@@ -145,7 +131,7 @@ class GrammarState:
         self._matcher.consume_token(token)
         self._check()
         if self._digits is not None:
-            self._digits.take(self._piece_of(token))
+            self._digits.take(self._compiler.vocabulary.piece(token))
 
     def forced(self, most: int) -> list[int]:
         """At most `most` tokens that must come next, as the tokenizer splits their text."""
@@ -205,7 +191,7 @@ def _compiled(grammar: Grammar) -> str:
             return str(llguidance.LLMatcher.grammar_from_regex(grammar.source))
         if grammar.kind == "grammar":
             return str(llguidance.LLMatcher.grammar_from_lark(grammar.source))
-        schema = rewritten(json.loads(grammar.source), exhausts)
+        schema = rewritten(json.loads(grammar.source))
         compiled = llguidance.LLMatcher.grammar_from_json_schema(schema, defaults=_JSON_STYLE)
         return str(compiled)
     except (ValueError, RecursionError) as error:

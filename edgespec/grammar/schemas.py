@@ -6,10 +6,8 @@ is an annotation for llguidance is taken out and named. Knows no tokens.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from itertools import permutations
 from typing import Any
 from urllib.parse import unquote
 
@@ -25,21 +23,6 @@ _SINGLES = (
     *("items", "additionalItems", "additionalProperties", "contains", "propertyNames"),
     *("not", "if", "then", "else", "unevaluatedItems", "unevaluatedProperties"),
 )
-_NUMBERS = (
-    *("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems"),
-    *("minProperties", "maxProperties"),
-)
-_FORMS: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions"), (dict,)),
-    **dict.fromkeys((*_LISTS, "enum", "required"), (list,)),
-    **dict.fromkeys(_NUMBERS, (int, float)),
-    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), (int, float, bool)),
-    "type": (str, list),
-    "$ref": (str,),
-}
-"""Types of the values of keywords that are looked at here."""
-_NAMES = ("type", "required")
-"""Keywords whose lists have strings."""
 _OPENING = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
 """Keywords by which an object says what it thinks of further properties."""
 
@@ -48,28 +31,32 @@ _ANNOTATIONS = frozenset(
     | {"$comment", "$schema", "$id"}
 )
 _LOOK_AROUND = re.compile(r"(?<!\\)\(\?<?[=!]")
-MAX_UNIQUE = 4
-"""Most values of a list without repetition that is written out."""
 EXACT = 1 << 53
 """Integers up to this one are exact as binary64, which llguidance and JavaScript compute with."""
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
-Exhausts = Callable[[str, list[str]], bool]
-"""True if a pattern matches none but the given names."""
+_LITERALS = re.compile(r"\^\(?\w+(?:\$?\|\^?\w+)*\)?\$")
+"""A pattern that matches a few names and no others."""
 
 
 def unchecked_parts(schema: Any) -> tuple[str, ...]:
-    """Formats, patterns and keywords in a schema that are not enforced, in alphabetical order."""
+    """Formats, patterns and keywords in a schema that are not enforced, in alphabetical order.
+
+    Constants beyond 2^53 are written as strings, and bounds beyond it are not enforced.
+    """
     found: set[str] = set()
     for node in _nodes(schema):
         if isinstance(node.get("format"), str) and node["format"] not in CHECKED_FORMATS:
             found.add(node["format"])
         if _LOOK_AROUND.search(str(node.get("pattern", ""))):
             found.add(node["pattern"])
-        if node.get("uniqueItems") is True and _unique_lists(node) is None:
+        if node.get("uniqueItems") is True:
             found.add("uniqueItems")
         if "propertyNames" in node and _named_properties(node) is None:
             found.add("propertyNames")
+        large = (node[name] for name in node.keys() & {*_BOUNDS, "const", "enum"})
+        if any(_exact(value) != value for value in large):
+            found.add("integers beyond 2^53")
     return tuple(sorted(found))
 
 
@@ -96,21 +83,6 @@ def _without_look_around(pattern: str) -> str:
     return pattern
 
 
-def _unique_lists(node: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """Schemas of the lists without repetition of a few values; None if there are too many."""
-    items = node.get("items")
-    values = items.get("enum") if isinstance(items, Mapping) else None
-    if not isinstance(values, list) or len(values) > MAX_UNIQUE:
-        return None
-    least, most = node.get("minItems", 0), min(node.get("maxItems", len(values)), len(values))
-    return [
-        {"type": "array", "prefixItems": [{"const": one} for one in chosen], "items": False}
-        | {"minItems": length, "maxItems": length}
-        for length in range(least, most + 1)
-        for chosen in permutations(values, length)
-    ]
-
-
 def _named_properties(node: Mapping[str, Any]) -> dict[str, Any] | None:
     """Keywords that stand for `propertyNames`; None if there are none."""
     names, value = node["propertyNames"], node.get("additionalProperties", True)
@@ -128,142 +100,76 @@ def _named_properties(node: Mapping[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def has_large_integers(schema: Any) -> bool:
-    """True if a schema has a constant or a bound beyond 2^53."""
-    return any(
-        _exact(node[keyword]) != node[keyword]
-        for node in _nodes(schema)
-        for keyword in node.keys() & {*_BOUNDS, "const", "enum"}
+def rewritten(schema: Any) -> Any:
+    """A copy of the schema for llguidance. Raises GrammarError for a keyword that has a value of a
+    wrong type."""
+    try:
+        schema = without_annotations(schema)
+        return _rewritten(schema, _composed(schema))
+    except (TypeError, AttributeError, KeyError) as error:
+        raise GrammarError(f"the json schema is wrong: {error}") from error
+
+
+def _rewritten(node: Any, composed: set[int]) -> Any:
+    if not isinstance(node, dict):
+        return node
+    copy = _mapped(node, lambda part: _rewritten(part, composed))
+    if isinstance(node.get("format"), str) and node["format"] not in CHECKED_FORMATS:
+        del copy["format"]
+    if isinstance(pattern := node.get("pattern"), str):
+        copy["pattern"] = _without_look_around(pattern)
+    copy.pop("uniqueItems", None)
+    if copy.pop("propertyNames", None) is not None:
+        named = _named_properties(node) or {}
+        copy |= _mapped(named, lambda part: _rewritten(part, composed))
+    for bound in copy.keys() & {*_BOUNDS}:
+        if isinstance(copy[bound], int) and _exact(copy[bound]) != copy[bound]:
+            del copy[bound]
+    for keyword in copy.keys() & {"const", "enum"}:
+        if (exact := _exact(copy[keyword])) != copy[keyword]:
+            copy[keyword] = exact
+            copy.pop("type", None)
+    if _is_closed(node) and id(node) not in composed:
+        copy["additionalProperties"] = False
+    for pattern in [one for one in copy.get("patternProperties", ()) if _LITERALS.fullmatch(one)]:
+        # llguidance would begin a further property and find no name for it
+        its, properties = copy["patternProperties"].pop(pattern), copy.setdefault("properties", {})
+        for name in re.findall(r"\w+", pattern):
+            properties[name] = {"allOf": [properties.get(name, True), its]}
+    return copy
+
+
+def _is_closed(node: dict[str, Any]) -> bool:
+    """True for an object with properties that says nothing about others."""
+    properties, required = node.get("properties"), node.get("required", [])
+    return (
+        isinstance(properties, dict)
+        and not _OPENING & node.keys()
+        and all(name in properties for name in required)
+        and node.get("minProperties", 0) <= len(properties)
     )
 
 
-def rewritten(schema: Any, exhausts: Exhausts) -> Any:
-    """A copy of the schema for llguidance. Raises GrammarError for a keyword that has a value of a
-    wrong type."""
-    for node in _nodes(schema):
-        for keyword in node.keys() & _FORMS.keys():
-            if not _is_formed(keyword, node[keyword]):
-                said = repr(node[keyword])[:40]
-                raise GrammarError(f"the json schema is wrong: {keyword} must not be {said}")
-    schema = without_annotations(schema)
-    return _Rewriter(schema, exhausts).rewritten(schema)
+def _composed(root: Any) -> set[int]:
+    """Identities of schemas that describe an object together with others, and stay open."""
 
+    def parts(node: dict[str, Any]) -> list[Any]:
+        """Schemas that apply to the same value."""
+        target = pointed_to(root, node.get("$ref"))
+        return [*node.get("allOf", ()), *node.get("anyOf", ()), *node.get("oneOf", ()), target]
 
-def _is_formed(keyword: str, value: Any) -> bool:
-    """True if a keyword's value has one of its types."""
-    if isinstance(value, bool):
-        return bool in _FORMS[keyword]
-    if isinstance(value, float) and not math.isfinite(value):
-        return False
-    if keyword in _NAMES and isinstance(value, list):
-        return all(isinstance(name, str) for name in value)
-    return isinstance(value, _FORMS[keyword])
-
-
-class _Rewriter:
-    def __init__(self, root: Any, exhausts: Exhausts) -> None:
-        self._root = root
-        self._exhausts = exhausts
-        self._composed: set[int] = set()
-        """Identities of schemas that describe an object together with others, and stay open."""
-        self._nameless: set[int] = set()
-        """Identities of schemas that name no properties, nor do those that they apply."""
-        for node in _nodes(root):
-            self._find_composed(node)
-
-    def rewritten(self, node: Any) -> Any:
-        if not isinstance(node, dict):
-            return node
-        copy = _mapped(node, self.rewritten)
-        if isinstance(node.get("format"), str) and node["format"] not in CHECKED_FORMATS:
-            del copy["format"]
-        if isinstance(pattern := node.get("pattern"), str):
-            copy["pattern"] = _without_look_around(pattern)
-        if copy.pop("uniqueItems", False) is True and (lists := _unique_lists(node)) is not None:
-            copy = {"anyOf": lists}
-        if copy.pop("propertyNames", None) is not None:
-            copy |= _mapped(_named_properties(node) or {}, self.rewritten)
-        for bound in copy.keys() & {*_BOUNDS}:
-            if _exact(copy[bound]) != copy[bound]:
-                del copy[bound]
-        for keyword in copy.keys() & {"const", "enum"}:
-            if (exact := _exact(copy[keyword])) != copy[keyword]:
-                copy[keyword] = exact
-                copy.pop("type", None)
-        if self._is_closed(node):
-            copy["additionalProperties"] = False
-        if isinstance(node.get("patternProperties"), dict):
-            self._drop_exhausted(copy)
-        return copy
-
-    def _is_closed(self, node: dict[str, Any]) -> bool:
-        properties, required = node.get("properties"), node.get("required", [])
-        if not isinstance(properties, dict) or not isinstance(required, list):
-            return False
-        return (
-            not _OPENING & node.keys()
-            and id(node) not in self._composed
-            and all(name in properties for name in required)
-            and node.get("minProperties", 0) <= len(properties)
-        )
-
-    def _drop_exhausted(self, node: dict[str, Any]) -> None:
-        """Remove patterns that match named properties only, after which no name is left.
-
-        llguidance would begin a further property and find no name for it.
-        """
-        required = node.get("required", [])
-        names = [*node.get("properties", {}), *(required if isinstance(required, list) else ())]
-        for pattern, schema in list(node["patternProperties"].items()):
-            if names and self._exhausts(pattern, names):
-                properties = node.setdefault("properties", {})
-                for name in names:
-                    others = [other for other in names if other != name]
-                    if not self._exhausts(pattern, others):
-                        properties[name] = {"allOf": [properties.get(name, True), schema]}
-                del node["patternProperties"][pattern]
-
-    def _find_composed(self, node: dict[str, Any]) -> None:
-        """Mark what describes one object together, if more than one part names properties."""
-        groups = [[node]] if "properties" in node else []
-        groups += [[part] for part in _list(node, "allOf")]
-        groups += [_list(node, "anyOf"), _list(node, "oneOf"), self._target(node)]
-        naming = [group for group in groups if any(map(self._names_properties, group))]
-        if len(naming) > 1:
-            for group in naming:
-                for part in group:
-                    self._mark(part)
-
-    def _mark(self, node: Any) -> None:
-        waiting = [node]
+    composed: set[int] = set()
+    for node in _nodes(root):
+        n_others = len(node.get("allOf", ())) + sum(name in node for name in ("anyOf", "oneOf"))
+        if n_others + ("$ref" in node) + ("properties" in node) < 2:
+            continue
+        waiting: list[Any] = [node]
         while waiting:
             part = waiting.pop()
-            if isinstance(part, dict) and id(part) not in self._composed:
-                self._composed.add(id(part))
-                waiting += self._parts(part)
-
-    def _names_properties(self, node: Any) -> bool:
-        waiting, seen = [node], set[int]()
-        while waiting:
-            part = waiting.pop()
-            if not isinstance(part, dict) or id(part) in seen or id(part) in self._nameless:
-                continue
-            if "properties" in part:
-                return True
-            seen.add(id(part))
-            waiting += self._parts(part)
-        self._nameless |= seen
-        return False
-
-    def _parts(self, node: dict[str, Any]) -> list[Any]:
-        """Schemas that apply to the same value as `node`."""
-        applied = [part for keyword in ("allOf", "anyOf", "oneOf") for part in _list(node, keyword)]
-        return [*applied, *self._target(node)]
-
-    def _target(self, node: dict[str, Any]) -> list[Any]:
-        """The schema that `$ref` points to, if it is in this document."""
-        found = pointed_to(self._root, node.get("$ref"))
-        return [] if found is None else [found]
+            if isinstance(part, dict) and id(part) not in composed:
+                composed.add(id(part))
+                waiting += parts(part)
+    return composed
 
 
 def _exact(value: Any) -> Any:
@@ -326,8 +232,3 @@ def _mapped(node: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, 
         elif keyword in _SINGLES:
             copy[keyword] = change(value)
     return copy
-
-
-def _list(node: Mapping[str, Any], keyword: str) -> list[Any]:
-    value = node.get(keyword)
-    return value if isinstance(value, list) else []

@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec import extras
 from edgespec.errors import GrammarError
-from edgespec.grammar.schemas import (
-    has_large_integers,
-    rewritten,
-    unchecked_parts,
-    without_annotations,
-)
+from edgespec.grammar.schemas import rewritten, unchecked_parts, without_annotations
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -41,8 +36,6 @@ _EXTRA, _WHY = "grammar", "grammars and JSON schemas need llguidance"
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Formatting required of JSON: models cannot fill a text with blanks, and more tokens are forced.
 A schema's own `x-guidance` takes precedence."""
-
-
 _STYLE = json.dumps({"x-guidance": JSON_STYLE})[1:-1]
 
 
@@ -56,21 +49,14 @@ class Grammar:
     """True for JSON, whose numbers are ended after so many digits as llama.cpp's."""
     unchecked_formats: tuple[str, ...] = ()
     """Formats, patterns and keywords of its schemas that are not enforced, or in part."""
-    has_large_integers: bool = False
-    """True if its schemas have constants beyond 2^53, which are strings, or bounds, which go."""
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences for the user about what the grammar does not enforce."""
-        formats = (
+        return tuple(
             f"the schema's {name!r} is not known here and not checked: use another keyword"
             for name in self.unchecked_formats
         )
-        large = (
-            "the schema's constants beyond 2^53 are written as strings, and its bounds beyond it "
-            "are not checked"
-        )
-        return (*formats, *((large,) * self.has_large_integers))
 
     def __post_init__(self) -> None:
         n_characters = len(self.source) - self.source.count(_STYLE) * len(_STYLE)
@@ -92,20 +78,14 @@ def json_schema(schema: str | Mapping[str, Any] | type[BaseModel]) -> Grammar:
 
 def unchecked_schema(schema: Any) -> Grammar:
     """`json_schema` without the library. Raises GrammarError for what is no schema at all."""
-    if not isinstance(schema, str):
-        try:
-            schema = json.dumps(schema)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise GrammarError(f"the JSON schema is not JSON: {error}") from error
     try:
-        read = json.loads(schema)
-        is_large = has_large_integers(read)
-    except (ValueError, RecursionError) as error:
+        read = json.loads(schema if isinstance(schema, str) else json.dumps(schema))
+    except (TypeError, ValueError, RecursionError) as error:
         raise GrammarError(f"the JSON schema is not JSON: {error}") from error
     if not isinstance(read, dict | bool):
         raise GrammarError('the JSON schema must be an object such as {"type": "object"}')
     source = json.dumps(without_annotations(read))
-    return Grammar("json schema", source, True, unchecked_parts(read), is_large)
+    return Grammar("json schema", source, True, unchecked_parts(read))
 
 
 def regular_expression(pattern: str) -> Grammar:
@@ -138,22 +118,17 @@ def _checked(grammar: Grammar) -> Grammar:
 def json_rules(schemas: Mapping[str, Any], start: str) -> Grammar:
     """A Lark grammar with the rules of `start`, which use a rule for each of `schemas`, by name.
 
-    Each schema is a document of its own, with its own references. Raises UsageError if the library
-    is not installed, and GrammarError.
+    Each schema is a document of its own, with its own references. Raises GrammarError.
     """
     rules = [schema_rules(schema, name) for name, schema in schemas.items()]
     formats = {name for schema in schemas.values() for name in unchecked_parts(schema)}
-    is_large = any(map(has_large_integers, schemas.values()))
-    return Grammar("grammar", "".join([start, *rules]), True, tuple(sorted(formats)), is_large)
+    return Grammar("grammar", "".join([start, *rules]), True, tuple(sorted(formats)))
 
 
 def schema_rules(schema: Any, name: str) -> str:
-    """Lark rules of which the one called `name` is JSON that fits a schema. Raises as
-    `json_rules`."""
-    with extras.needed(_EXTRA, _WHY):
-        from edgespec.grammar.patterns import exhausts
+    """Lark rules of which the one called `name` is JSON that fits a schema. Raises GrammarError."""
     try:
-        read = rewritten(schema, exhausts)
+        read = rewritten(schema)
         if not isinstance(read, dict):
             read = {} if read else {"not": {}}
         return f"{name}: %json {json.dumps({'x-guidance': JSON_STYLE} | read)}\n"
