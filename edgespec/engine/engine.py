@@ -12,6 +12,7 @@ every barrier.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,7 +25,7 @@ from edgespec.concurrency.worker import Running, Worker
 from edgespec.engine import prompt_reading
 from edgespec.engine.admission import admit, check_sources, notes_on, obstacle
 from edgespec.engine.ledger import Deal
-from edgespec.engine.outcome import RoundOutcome, add_to, source_stats, surest
+from edgespec.engine.outcome import RoundOutcome, surest
 from edgespec.engine.scheduler import Scheduler
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import Slot
@@ -42,6 +43,7 @@ from edgespec.rules.sampling import Sampler, SamplingParams
 from edgespec.settings.rule_names import Keeps
 from edgespec.state.prefix_cache import SlotPrefixes
 from edgespec.tracing.spans import OFF, Trace, Track
+from edgespec.values import RoundStats, SourceStats
 
 
 def nothing() -> None:
@@ -178,7 +180,7 @@ class Engine(Scheduler):
         sources that guess."""
         text.check_cancelled()
         info, n_committed = self.target.info, len(text.slot.committed)
-        text.outcome, text.beside, text.begun_s = RoundOutcome(), set(), self.clock()
+        text.n_drafted, text.beside, text.begun_s = 0, set(), self.clock()
         text.limits = self.limits.before_pass(
             info.n_ctx - n_committed, text.transcript.room, n_others, not info.tree_capable
         )
@@ -238,7 +240,7 @@ class Engine(Scheduler):
         if not running:
             begun_s, grown_s = grown_s, self.clock()
             for text in texts:
-                text.outcome.draft_s += grown_s - begun_s
+                text.draft_s += grown_s - begun_s
             if self.sources:
                 self.trace.add(Track.ENGINE, "grow", begun_s, grown_s, steps=pass_.draft_steps)
 
@@ -250,7 +252,7 @@ class Engine(Scheduler):
             child = self.pool.child(node, token)
             if child is None:
                 child = self.pool.add(node, token, FORCED_CONFIDENCE, source=FORCED)
-                text.outcome.drafted += 1
+                text.n_drafted += 1
             node = child
 
     def _next_step(
@@ -324,7 +326,7 @@ class Engine(Scheduler):
         for guess in new:
             if pool.child(node, guess.token) is None:
                 child = pool.add(node, *guess)
-                text.outcome.drafted += 1
+                text.n_drafted += 1
                 if is_beside:
                     text.beside.add(int(pool.key[child]))
 
@@ -357,57 +359,73 @@ class Engine(Scheduler):
 
     def _accept(self, text: Text, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Accept guesses, commit them, and re-root the tree at the target's own token."""
-        pool, outcome = self.pool, text.outcome
+        pool, pass_, tally, report = self.pool, self.pass_, text.tally, self.target.last_report
         with self.trace.span(Track.ENGINE, "accept") as span:
             n_before = len(text.events)
             path = text.accept(self.acceptance, pool, nodes, logits)
             tokens = [event.token for event in text.events[n_before:]]
             span.note(accepted=len(path) - 1)
-        begun_s = self.clock()
+        accepted_s = self.clock()
         for source in text.sources:
             source.learn(pool, text, nodes, logits)
         del logits  # the memory plan has room for the logits of one pass
-        learning_s = self.clock() - begun_s
-        outcome.report = self.target.last_report
-        outcome.n_tokens, outcome.verified = len(tokens), len(nodes) - 1
-        outcome.accepted, outcome.provisional_drafted = len(path) - 1, len(text.beside)
-        if text.sources or len(nodes) > 1:
-            outcome.guessed = True
-            outcome.claimed, outcome.right = surest(pool, path, tokens)
-            outcome.sources = source_stats(pool, nodes[1:], path[1:])
+        if is_guessed := bool(text.sources) or len(nodes) > 1:
+            claimed, right = surest(pool, path, tokens)
+            pass_.claimed, pass_.right = pass_.claimed + claimed, pass_.right + right
+            accepted = Counter(pool.source[node] for node in path[1:])
+            verified = Counter(pool.source[node] for node in nodes if node != path[0])
+            tally.sources += [SourceStats(name, n, accepted[name]) for name, n in verified.items()]
             if (rule := self.ledger.stop_rule) is not None:
                 self.ledger.stop_rule = rule.observe(pool, nodes, path, tokens)
+        text.draft_s += self.clock() - accepted_s
         with self.trace.span(Track.ENGINE, "commit"):
             text.slot.commit(pool, path)
-        begun_s = self.clock()
+        n_kept, committed_s = 0, self.clock()
         if not text.transcript.is_finished:
             with self.trace.span(Track.ENGINE, "re-root"):
-                self._follow(text, path, tokens[-1])
-        outcome.draft_s += learning_s + self.clock() - begun_s
-        outcome.wall_s = self.clock() - text.begun_s
-        text.tally.outcomes.append(outcome)
-        add_to(self.pass_, outcome)
+                n_kept = self._follow(text, path, tokens[-1])
+        now_s = self.clock()
+        cost = RoundStats(
+            n_tokens=len(tokens),
+            accepted=len(path) - 1,
+            verified=len(nodes) - 1,
+            passes=report.passes,
+            draft_s=text.draft_s + now_s - committed_s,
+            pass_s=report.wall_s,
+            stall_s=report.stall_s,
+            wall_s=now_s - text.begun_s,
+            bytes_read=report.bytes_read,
+        )
+        tally.rounds.append(cost)
+        tally.drafted += text.n_drafted
+        tally.provisional_drafted += len(text.beside)
+        tally.provisional_kept += n_kept
+        pass_.report, pass_.n_texts = report, pass_.n_texts + 1
+        pass_.n_tokens += cost.n_tokens
+        pass_.verified += cost.verified
+        pass_.reading_s += text.reading_s
         self.trace.add(
             Track.ENGINE,
             "round",
             text.begun_s,
-            text.begun_s + outcome.wall_s,
-            strategy="tree" if outcome.guessed else "none",
-            tokens=outcome.n_tokens,
-            accepted=outcome.accepted,
-            verified=outcome.verified,
-            drafted=outcome.drafted,
-            kept=outcome.provisional_kept,
+            now_s,
+            strategy="tree" if is_guessed else "none",
+            tokens=cost.n_tokens,
+            accepted=cost.accepted,
+            verified=cost.verified,
+            drafted=text.n_drafted,
+            kept=n_kept,
         )
         self.trace.flush()
 
-    def _follow(self, text: Text, path: Sequence[int], token: int) -> None:
-        """Re-root the tree of a text at `token`, which the target picked after `path`.
+    def _follow(self, text: Text, path: Sequence[int], token: int) -> int:
+        """Re-root the tree of a text at `token`, which the target picked after `path`; returns how
+        many of the guesses that were made beside the pass stay.
 
         Updates the calibration from the path, and adds guesses that were too improbable below the
         old root but are not below the new one.
         """
-        pool, outcome = self.pool, text.outcome
+        pool = self.pool
         root = pool.child(path[-1], token)
         if root is None:
             root = pool.add(path[-1], token)
@@ -419,10 +437,11 @@ class Engine(Scheduler):
             except Exception as error:  # noqa: BLE001 - raised after the accepted tokens
                 text.fail(error)
         kept = pool.follow(root)
-        outcome.provisional_kept = len(text.beside.intersection(pool.key[kept].tolist()))
+        n_kept = len(text.beside.intersection(pool.key[kept].tolist()))
         if text.is_at_work:
             for node in kept:
                 self.hang(node, text)
+        return n_kept
 
     def _learn(self, n_growing: int) -> None:
         """Learn from the pass what guesses cost and brought, if it was made for `n_growing` trees
@@ -464,7 +483,7 @@ class Engine(Scheduler):
             text.paging = self.target.paging().since(text.paging_before)
             self.trace.add(Track.ENGINE, "generation", slot.begun, self.clock())
         self.trace.flush()
-        if text.tally.outcomes:
+        if text.tally.rounds:
             self.ledger.keep()
 
     def discard(self, text: Text) -> None:

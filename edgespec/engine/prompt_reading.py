@@ -75,7 +75,7 @@ def take(engine: Engine, text: Text, part: PassPart, logits: np.ndarray) -> None
         slot.n_tiled = len(slot.committed)
     if is_end:
         token = text.sampler.pick(logits[-1])
-        n_rounds, logprobs = len(tally.outcomes), text.sampler.latest_logprobs
+        n_rounds, logprobs = len(tally.rounds), text.sampler.latest_logprobs
         text.events.append(text.transcript.take(token, "target", n_rounds, logprobs))
         engine.pool.plant(slot.number, token)
     now_s = engine.clock()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from edgespec.engine.outcome import RoundOutcome, Tally
+from edgespec.engine.outcome import Tally
 from edgespec.engine.slot import Slot, is_tiled
 from edgespec.engine.sources.source import Source
 from edgespec.engine.transcript import Transcript, left_by_shift
@@ -83,8 +83,12 @@ class Text:
     """Committed tokens that were computed before it; None before its prompt is read."""
     has_begun: bool = False
     """True once its prompt is being read, or what remains after a context shift."""
-    outcome: RoundOutcome = field(default_factory=RoundOutcome)
-    """Measurements of the round of the next pass."""
+    n_drafted: int = 0
+    """Guesses that the round of the next pass has added to its tree."""
+    reading_s: float = 0.0
+    """Seconds in which drafts have read the text in it."""
+    draft_s: float = 0.0
+    """Seconds of reading and drafting that did not overlap the pass."""
     limits: Limits = field(init=False)
     """Limits of its tree in the next pass."""
     sources: list[Source] = field(default_factory=list)
@@ -249,12 +253,10 @@ class Text:
     def has_read(self, now_s: float) -> None:
         """Count the seconds in which the sources have read, since the round began; those before the
         first round are a part of the prompt's time."""
-        self.outcome.reading_s = now_s - self.begun_s
-        if self.tally.outcomes:
-            self.outcome.draft_s = self.outcome.reading_s
-        else:
-            self.charge(self.outcome.reading_s, gave_token=False)
-            self.begun_s = now_s
+        self.reading_s = self.draft_s = now_s - self.begun_s
+        if not self.tally.rounds:
+            self.charge(self.reading_s, gave_token=False)
+            self.begun_s, self.draft_s = now_s, 0.0
 
     def next_reads(self, pool: Pool, most: int, has_others: bool) -> tuple[PassPart, bool]:
         """The next part of the prompt, of at most `most` rows if it shares the pass of other texts;
@@ -323,7 +325,7 @@ class Text:
             if path:  # the token before this one was guessed
                 self.events[-1] = replace(self.events[-1], origin="draft", source=pool.source[node])
             path.append(node)
-            n_rounds = len(self.tally.outcomes)
+            n_rounds = len(self.tally.rounds)
             event = transcript.take(token, "target", n_rounds, sampler.latest_logprobs)
             self.events.append(event)
             node = pool.child(node, token)

@@ -106,7 +106,7 @@ def test_a_stop_rule_learns_from_each_text_of_a_pass() -> None:
         terms = [TextRequest((n, n + 1), max_tokens=12) for n in range(2)]
         requests = [engine.admit(each) for each in terms]
         together(engine, *[lambda r=request: [*engine.ask(r)] for request in requests])
-        n_rounds = sum(len(request.tally.outcomes) for request in requests)
+        n_rounds = sum(len(request.tally.rounds) for request in requests)
     assert rule.n_told == n_rounds
 
 

@@ -6,42 +6,37 @@ from dataclasses import replace
 
 import pytest
 
-from edgespec.engine.outcome import RoundOutcome, Tally
+from edgespec.engine.outcome import Tally
 from edgespec.values import PassReport, RoundStats
 from engine_cases import GREEDY, PROMPT, counting, finish
 from engine_cases import AskedEngine as Engine
 
 
-def outcome(accepted: int) -> RoundOutcome:
-    return RoundOutcome(
+def cost(accepted: int) -> RoundStats:
+    return RoundStats(
         n_tokens=accepted + 1,
         accepted=accepted,
-        drafted=8,
         verified=6,
-        provisional_drafted=2,
-        provisional_kept=1,
-        draft_steps=4,
+        passes=1,
         draft_s=0.25,
-        report=PassReport(wall_s=1.0, stall_s=0.75),
+        pass_s=1.0,
+        stall_s=0.75,
         wall_s=1.5,
     )
 
 
 def test_every_round_is_told_with_its_cost():
-    told = Tally(outcomes=[outcome(0), outcome(2)]).speculation().round_costs
-    assert told == (
-        RoundStats(1, 0, 6, 1, draft_s=0.25, pass_s=1.0, stall_s=0.75, wall_s=1.5),
-        RoundStats(3, 2, 6, 1, draft_s=0.25, pass_s=1.0, stall_s=0.75, wall_s=1.5),
-    )
+    told = Tally(rounds=[cost(0), cost(2)]).speculation()
+    assert told.round_costs == (cost(0), cost(2))
+    assert (told.verified, told.accepted, told.draft_s) == (12, 2, 0.5)
 
 
 def test_a_pass_is_stall_and_computing():
-    stats = outcome(0).stats
-    assert stats.compute_s == 0.25 == stats.pass_s - stats.stall_s
+    assert cost(0).compute_s == 0.25 == cost(0).pass_s - cost(0).stall_s
 
 
 def test_decoding_is_the_rounds_alone():
-    timings = Tally(prompt_s=4.0, outcomes=[outcome(0), outcome(2)]).timings()
+    timings = Tally(prompt_s=4.0, rounds=[cost(0), cost(2)]).timings()
     assert (timings.prompt_s, timings.decode_s) == (4.0, 3.0)
     assert timings.first_token_s == 5.5
     assert timings.tokens_per_s == 4 / 3.0
@@ -49,7 +44,7 @@ def test_decoding_is_the_rounds_alone():
 
 def test_a_first_token_that_came_with_the_prompt_waited_for_no_round():
     """Drafters read the prompt after it, which is part of the prompt's time, not of its own."""
-    tally = Tally(prompt_s=4.0, outcomes=[outcome(0), outcome(2)])
+    tally = Tally(prompt_s=4.0, rounds=[cost(0), cost(2)])
     tally.read_prompt(0.5, gave_token=True)
     tally.read_prompt(0.25, gave_token=True)
     assert (tally.timings().prompt_s, tally.timings().first_token_s) == (4.75, 4.5)
@@ -64,7 +59,7 @@ def test_a_round_tells_what_its_pass_read_and_waited_for(drafts: bool) -> None:
     with Engine(target, counting() if drafts else None) as engine:
         result = finish(engine.generate(PROMPT, GREEDY, 6))
     costs = result.speculation.round_costs
-    assert {(cost.stall_s, cost.bytes_read) for cost in costs} == {(0.5, 7)}
+    assert {(each.stall_s, each.bytes_read) for each in costs} == {(0.5, 7)}
 
 
 def test_passes_that_a_kept_prefix_saves_are_those_of_the_prompt_without_its_last_token() -> None:
