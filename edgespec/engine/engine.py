@@ -131,9 +131,11 @@ class Engine(Scheduler):
             text.begun_s = self.clock()
             with ending([text]):
                 text.prepare(self.pool)
-        reads, max_nodes = prompt_reading.next_parts(self, texts)
+        reads, max_nodes = list[PassPart](), self.limits.max_nodes
+        if any(text.is_reading for text in texts):
+            reads, max_nodes = prompt_reading.next_parts(self, texts)
         growing = [text for text in texts if text.is_growing and not text.events]
-        self._deal(growing, sum(part.n_rows for part in reads), max_nodes)
+        self._deal(growing, sum(len(part.reads) + len(part.nodes) for part in reads), max_nodes)
         for text in growing:
             with ending([text]):
                 self._begin_round(text, len(texts) - 1)
@@ -146,15 +148,16 @@ class Engine(Scheduler):
         parts = reads + self._trees(growing, max_nodes)
         if not parts:
             return
-        n_rows = sum(part.n_rows for part in parts)
-        with self.trace.span(Track.ENGINE, "verify").note(nodes=n_rows):
-            if growing and not self.pool.draws and self.deal.hides(n_rows):
-                evaluate = partial(self.target.evaluate, parts)
-                with self.worker.running(evaluate, self.target.cancel) as running:
-                    self.grow(growing, running)
-                    logits = running.result(partial(check, texts))
-            else:
-                logits = self.target.evaluate(parts)
+        n_rows, verify_s = sum(len(part.reads) + len(part.nodes) for part in parts), self.clock()
+        if growing and not self.pool.draws and self.deal.hides(n_rows):
+            evaluate = partial(self.target.evaluate, parts)
+            with self.worker.running(evaluate, self.target.cancel) as running:
+                self.grow(growing, running)
+                logits = running.result(partial(check, texts))
+        else:
+            logits = self.target.evaluate(parts)
+        if self.trace.is_on:
+            self.trace.add(Track.ENGINE, "verify", verify_s, self.clock(), nodes=n_rows)
         by_slot = {text.slot.number: text for text in texts}
         for part in parts:
             text, its_logits = by_slot[part.slot], logits.pop(0)
@@ -219,7 +222,7 @@ class Engine(Scheduler):
             if source is None:
                 break
             begun_s, n_nodes, is_free = self.clock(), pool.n, source.is_free
-            details = {"Tc": round(float(pool.cumulative[nodes].max()), 6)}
+            sure = float(pool.cumulative[nodes].max())
             asked: list[int] = []
             with ending([by_slot[n] for n in {*pool.text[nodes].tolist()}]):
                 asked = source.guess(pool, nodes, by_slot)
@@ -229,9 +232,10 @@ class Engine(Scheduler):
                 continue
             idle = set() if asked else {*self.sources}
             step_s = self.clock() - begun_s
-            details |= {"nodes": pool.n - n_nodes, "tree": pool.n}
-            track = Track.BESIDE if running else Track.ENGINE
-            self.trace.add(track, "draft step", begun_s, begun_s + step_s, **details)
+            if self.trace.is_on:
+                track, n_new = Track.BESIDE if running else Track.ENGINE, pool.n - n_nodes
+                details = {"nodes": n_new, "tree": pool.n, "Tc": round(sure, 6)}
+                self.trace.add(track, "draft step", begun_s, begun_s + step_s, **details)
             if running:
                 pass_.steps_beside += 1
             else:
@@ -241,7 +245,7 @@ class Engine(Scheduler):
             begun_s, grown_s = grown_s, self.clock()
             for text in texts:
                 text.draft_s += grown_s - begun_s
-            if self.sources:
+            if self.trace.is_on and self.sources:
                 self.trace.add(Track.ENGINE, "grow", begun_s, grown_s, steps=pass_.draft_steps)
 
     def _hang_forced(self, text: Text) -> None:
@@ -360,11 +364,9 @@ class Engine(Scheduler):
     def _accept(self, text: Text, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Accept guesses, commit them, and re-root the tree at the target's own token."""
         pool, pass_, tally, report = self.pool, self.pass_, text.tally, self.target.last_report
-        with self.trace.span(Track.ENGINE, "accept") as span:
-            n_before = len(text.events)
-            path = text.accept(self.acceptance, pool, nodes, logits)
-            tokens = [event.token for event in text.events[n_before:]]
-            span.note(accepted=len(path) - 1)
+        n_before, verified_s = len(text.events), self.clock()
+        path = text.accept(self.acceptance, pool, nodes, logits)
+        tokens = [event.token for event in text.events[n_before:]]
         accepted_s = self.clock()
         for source in text.sources:
             source.learn(pool, text, nodes, logits)
@@ -377,20 +379,19 @@ class Engine(Scheduler):
             tally.sources += [SourceStats(name, n, accepted[name]) for name, n in verified.items()]
             if (rule := self.ledger.stop_rule) is not None:
                 self.ledger.stop_rule = rule.observe(pool, nodes, path, tokens)
-        text.draft_s += self.clock() - accepted_s
-        with self.trace.span(Track.ENGINE, "commit"):
-            text.slot.commit(pool, path)
+        learnt_s = self.clock()
+        self.target.commit(pool, path, slot=text.slot.number)
+        text.slot.committed += pool.token[path].tolist()
         n_kept, committed_s = 0, self.clock()
         if not text.transcript.is_finished:
-            with self.trace.span(Track.ENGINE, "re-root"):
-                n_kept = self._follow(text, path, tokens[-1])
+            n_kept = self._follow(text, path, tokens[-1])
         now_s = self.clock()
         cost = RoundStats(
             n_tokens=len(tokens),
             accepted=len(path) - 1,
             verified=len(nodes) - 1,
             passes=report.passes,
-            draft_s=text.draft_s + now_s - committed_s,
+            draft_s=text.draft_s + learnt_s - accepted_s + now_s - committed_s,
             pass_s=report.wall_s,
             stall_s=report.stall_s,
             wall_s=now_s - text.begun_s,
@@ -404,19 +405,24 @@ class Engine(Scheduler):
         pass_.n_tokens += cost.n_tokens
         pass_.verified += cost.verified
         pass_.reading_s += text.reading_s
-        self.trace.add(
-            Track.ENGINE,
-            "round",
-            text.begun_s,
-            now_s,
-            strategy="tree" if is_guessed else "none",
-            tokens=cost.n_tokens,
-            accepted=cost.accepted,
-            verified=cost.verified,
-            drafted=text.n_drafted,
-            kept=n_kept,
-        )
-        self.trace.flush()
+        if self.trace.is_on:
+            self.trace.add(Track.ENGINE, "accept", verified_s, accepted_s, accepted=cost.accepted)
+            self.trace.add(Track.ENGINE, "commit", learnt_s, committed_s)
+            if not text.transcript.is_finished:
+                self.trace.add(Track.ENGINE, "re-root", committed_s, now_s)
+            self.trace.add(
+                Track.ENGINE,
+                "round",
+                text.begun_s,
+                now_s,
+                strategy="tree" if is_guessed else "none",
+                tokens=cost.n_tokens,
+                accepted=cost.accepted,
+                verified=cost.verified,
+                drafted=text.n_drafted,
+                kept=n_kept,
+            )
+            self.trace.flush()
 
     def _follow(self, text: Text, path: Sequence[int], token: int) -> int:
         """Re-root the tree of a text at `token`, which the target picked after `path`; returns how

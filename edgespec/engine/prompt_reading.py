@@ -70,7 +70,8 @@ def take(engine: Engine, text: Text, part: PassPart, logits: np.ndarray) -> None
     slot, tally, is_end = text.slot, text.tally, part.n_rows == text.n_left
     slot.committed += part.reads
     if part.nodes:
-        slot.commit(part.pool, part.nodes)
+        slot.target.commit(part.pool, part.nodes, slot=slot.number)
+        slot.committed += part.pool.token[list(part.nodes)].tolist()
     if is_tiled(engine.target.info, text.as_prompt) and not part.by_row:
         slot.n_tiled = len(slot.committed)
     if is_end:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.engine.sources.model_source import ModelSource
 from edgespec.engine.sources.source import Source
-from edgespec.pool import Pool, common_length
+from edgespec.pool import common_length
 from edgespec.ports import LanguageModel
 from edgespec.state.prefix_cache import SlotPrefixes
 from edgespec.values import ModelInfo
@@ -57,11 +57,6 @@ class Slot:
         """Length of the prefix that the draft model holds without a gap."""
         models = (source for source in self.sources if isinstance(source, ModelSource))
         return next((model.n_leading(self.number) for model in models), 0)
-
-    def commit(self, pool: Pool, path: Sequence[int]) -> None:
-        """Make the target's KV of `path` final."""
-        self.target.commit(pool, path, slot=self.number)
-        self.committed += pool.token[list(path)].tolist()
 
     def rewind(self, n_tokens: int) -> None:
         """Truncate the models to at most `n_tokens` of the committed text; drops provisional KV."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from source_cases import ask, text_of
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources.model_source import ModelSource
-from edgespec.engine.sources.source import FreeSource, Opinion
+from edgespec.engine.sources.source import Opinion, Source
 from edgespec.engine.text import Text
 from edgespec.pool import Pool, line
 from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, counting, finish, generate
@@ -19,7 +18,7 @@ from engine_cases import AskedEngine as Engine
 from fake_model import FakeModel, blend, random_language
 
 
-class Counter(FreeSource):
+class Counter(Source):
     """Sure that the next token is the last one and `stride`."""
 
     kinds = {"counted": 0.9}  # noqa: RUF012
@@ -35,9 +34,6 @@ class Counter(FreeSource):
 
     def obstacle(self, text: Text) -> str | None:
         return "it counts below ten" if text.last_token > 9 else None
-
-    def follow(self, pool: Pool, text: Text, path: Sequence[int], root: int) -> None:
-        self.rest(text)
 
     def cancel(self) -> None:
         self.calls.append("cancel")

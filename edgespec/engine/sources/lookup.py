@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from edgespec.engine.sources.source import FreeSource, Opinion
+from edgespec.engine.sources.source import Opinion, Source
 from edgespec.pool import Pool
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def weighed(opinion: Opinion, luck: Sequence[float]) -> Opinion | None:
     )
 
 
-class LookupSource(FreeSource):
+class LookupSource(Source):
     """Guesses from the text so far, prompt included, and from recent texts of its client."""
 
     name = "lookup"

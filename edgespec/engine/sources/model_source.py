@@ -55,9 +55,7 @@ class ModelSource(Source):
     of text.
     """
 
-    name = "draft"
-    temperature = 0.6
-    """Prior temperature of the draft's calibration."""
+    name, is_free, temperature = "draft", False, 0.6
 
     def __init__(
         self,
@@ -67,9 +65,9 @@ class ModelSource(Source):
         eog_tokens: frozenset[int],
         max_tokens: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(eog_tokens)
         self.model = model
-        self.n_slots = model.info.n_slots
+        self.n_slots, self._slot_branches = model.info.n_slots, model.info.slot_branches
         n_ctx = model.info.n_ctx
         self.moves = MIN_WINDOW <= n_ctx < max_tokens
         """True if texts may become longer than the model's context."""
@@ -80,7 +78,6 @@ class ModelSource(Source):
         self._n_shared = (
             min(n_vocab, model.info.n_vocab) if self._rated is None else len(self._rated)
         )
-        self._eog_tokens = eog_tokens
         self._readings = [DraftText() for _ in range(self.n_slots)]
 
     def n_held(self, slot: int) -> int:
@@ -117,7 +114,7 @@ class ModelSource(Source):
         keys, parents = pool.key[nodes].tolist(), pool.parent[nodes].tolist()
         done = {node for node, key in zip(nodes.tolist(), keys, strict=True) if key in said}
         extended = {int(pool.parent[node]) for node in done}
-        is_full = len(done - extended) >= self.model.info.slot_branches
+        is_full = len(done - extended) >= self._slot_branches
         deepest, found, reached = self.room(slot), list[int](), done | {-1}
         for node, parent in zip(nodes.tolist(), parents, strict=True):
             if (
@@ -298,7 +295,7 @@ class ModelSource(Source):
         cells = self.room(text.slot.number) - len(said)
         fitting = sorted(wanted)[: max(0, min(cells, room))]
         done = self._within(pool, pool.root[text.slot.number], text)
-        while fitting and len(pool.leaves([*done, *fitting])) > self.model.info.slot_branches:
+        while fitting and len(pool.leaves([*done, *fitting])) > self._slot_branches:
             fitting.pop()
         return fitting
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgespec.engine.sources.source import FreeSource, Opinion
+from edgespec.engine.sources.source import Opinion, Source
 from edgespec.pool import Pool
 from edgespec.rules.filters import top_tokens
 
@@ -30,7 +30,7 @@ N_KEYS = 8192
 _ALONE = -2 << 32
 
 
-class RecyclingSource(FreeSource):
+class RecyclingSource(Source):
     """Guesses from the logits of earlier passes of one client's text in each slot."""
 
     name = "recycled"
@@ -71,9 +71,6 @@ class RecyclingSource(FreeSource):
                 if len(table) == N_KEYS and key not in table:
                     del table[next(iter(table))]
                 table[key] = found
-
-    def follow(self, pool: Pool, text: Text, path: Sequence[int], root: int) -> None:
-        self.rest(text)
 
 
 def _keys(pool: Pool, node: int, text: Text) -> tuple[int, int]:

@@ -6,7 +6,6 @@ Knows neither models nor how trees grow.
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -37,23 +36,30 @@ class Opinion(NamedTuple):
     """True if the source rated all tokens, so that unnamed ones are improbable."""
 
 
-class Source(ABC):
+class Source:
     """Guesses the tokens after nodes of the trees of all texts.
 
     It does not change the pool: the engine asks for guesses and adds them. Nodes are remembered by
-    `pool.key[node]`. What it holds of a text is a prefix of the text's committed tokens.
+    `pool.key[node]`. What it holds of a text is a prefix of the text's committed tokens. This base
+    class looks an `answer` up for each node, in microseconds; a model takes a step for several.
     """
 
     name: str
     """Name in the pool, unique among the sources of an engine."""
-    is_free = False
+    is_free = True
     """True if a guess costs almost nothing, so that every node gets one."""
     step_depth = 1
     """Number of consecutive nodes that a step adds."""
     n_slots: int = sys.maxsize
     """Number of slots whose texts it guesses for."""
+    kinds: ClassVar[Mapping[str, float]] = {}
+    """Prior hit rate of each kind of answer."""
+    temperature: float = 2.0
+    """Prior temperature at which shares are calibrated."""
 
-    def __init__(self) -> None:
+    def __init__(self, eog_tokens: frozenset[int] = frozenset()) -> None:
+        """No guesses are made after `eog_tokens`."""
+        self._eog_tokens = eog_tokens
         self._said: dict[int, dict[int, Opinion | None]] = {}
         """Guesses by slot and key of the node; None for nodes without any."""
 
@@ -69,7 +75,7 @@ class Source(ABC):
         """A text begins."""
         self.rest(text)
 
-    def end(self, text: Text, new: Sequence[int]) -> None:  # noqa: B027
+    def end(self, text: Text, new: Sequence[int]) -> None:
         """A text has ended; `new` are its tokens that no earlier text had computed."""
 
     def obstacle(self, text: Text) -> str | None:
@@ -80,64 +86,11 @@ class Source(ABC):
         """Number of committed tokens that reading takes time for."""
         return 0
 
-    def read(self, text: Text) -> None:  # noqa: B027
+    def read(self, text: Text) -> None:
         """Read the committed tokens that it has not read."""
 
-    @abstractmethod
     def open(self, pool: Pool, text: Text) -> list[int]:
         """Nodes of a text after which it can guess, ascending."""
-
-    @abstractmethod
-    def guess(self, pool: Pool, nodes: Sequence[int], texts: Mapping[int, Text]) -> list[int]:
-        """Guess after `nodes` of any `texts`, by slot; returns the nodes that have guesses now."""
-
-    def drawn(self, pool: Pool, node: int, text: Text) -> list[Guess] | None:
-        """Guesses to hang below a node, if they are drawn at random; none if they hang already."""
-        return None
-
-    def learn(  # noqa: B027
-        self, pool: Pool, text: Text, nodes: Sequence[int], logits: np.ndarray
-    ) -> None:
-        """Receive the target's `logits` [n_nodes, n_vocab] after each verified node, also after
-        rejected guesses."""
-
-    @abstractmethod
-    def follow(self, pool: Pool, text: Text, path: Sequence[int], root: int) -> None:
-        """Commit `path`, which starts at the old root; `root`, a child of its end, is the new one.
-
-        Drops all nodes that are not below `root`.
-        """
-
-    def rest(self, text: Text) -> None:
-        """Drop all nodes of a text; its committed tokens may fall behind."""
-        self.said(text).clear()
-
-    def rewind(self, slot: int, n_tokens: int) -> None:
-        """Drop all nodes of a slot, and all but the first `n_tokens` of its text."""
-        self._said.pop(slot, None)
-
-    def cancel(self) -> None:  # noqa: B027
-        """Make the running call raise `Cancelled` soon; callable from any thread."""
-
-
-class FreeSource(Source):
-    """The common part of sources that look up an answer for each node in microseconds."""
-
-    is_free = True
-    kinds: ClassVar[Mapping[str, float]]
-    """Prior hit rate of each kind of answer."""
-    temperature: ClassVar[float] = 2.0
-    """Prior temperature at which shares are calibrated."""
-
-    def __init__(self, eog_tokens: frozenset[int] = frozenset()) -> None:
-        super().__init__()
-        self._eog_tokens = eog_tokens
-
-    @abstractmethod
-    def answer(self, pool: Pool, node: int, text: Text) -> Opinion | None:
-        """Guesses after `node`, as `opinion` makes them."""
-
-    def open(self, pool: Pool, text: Text) -> list[int]:
         nodes, said = pool.alive(text.slot.number), self.said(text)
         keys, tokens = pool.key[nodes].tolist(), pool.token[nodes].tolist()
         return [
@@ -147,10 +100,15 @@ class FreeSource(Source):
         ]
 
     def guess(self, pool: Pool, nodes: Sequence[int], texts: Mapping[int, Text]) -> list[int]:
+        """Guess after `nodes` of any `texts`, by slot; returns the nodes that have guesses now."""
         for node in nodes:
             text = texts[int(pool.text[node])]
             self.said(text)[int(pool.key[node])] = self.answer(pool, node, text)
         return list(nodes)
+
+    def answer(self, pool: Pool, node: int, text: Text) -> Opinion | None:
+        """Guesses after `node`, as `opinion` makes them."""
+        raise NotImplementedError
 
     def opinion(self, kind: str, tokens: Sequence[int], shares: Sequence[float]) -> Opinion | None:
         """An opinion of one of `kinds`, best token first; None without tokens.
@@ -164,3 +122,29 @@ class FreeSource(Source):
     def branch(self, pool: Pool, node: int, text: Text) -> Sequence[int]:
         """Tokens from below the root down to `node`, if the sampler needs them."""
         return pool.branch_tokens(node) if text.foresight.needs_branches else ()
+
+    def drawn(self, pool: Pool, node: int, text: Text) -> list[Guess] | None:
+        """Guesses to hang below a node, if they are drawn at random; none if they hang already."""
+        return None
+
+    def learn(self, pool: Pool, text: Text, nodes: Sequence[int], logits: np.ndarray) -> None:
+        """Receive the target's `logits` [n_nodes, n_vocab] after each verified node, also after
+        rejected guesses."""
+
+    def follow(self, pool: Pool, text: Text, path: Sequence[int], root: int) -> None:
+        """Commit `path`, which starts at the old root; `root`, a child of its end, is the new one.
+
+        Drops all nodes that are not below `root`.
+        """
+        self.rest(text)
+
+    def rest(self, text: Text) -> None:
+        """Drop all nodes of a text; its committed tokens may fall behind."""
+        self.said(text).clear()
+
+    def rewind(self, slot: int, n_tokens: int) -> None:
+        """Drop all nodes of a slot, and all but the first `n_tokens` of its text."""
+        self._said.pop(slot, None)
+
+    def cancel(self) -> None:
+        """Make the running call raise `Cancelled` soon; callable from any thread."""
