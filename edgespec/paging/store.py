@@ -5,7 +5,7 @@ Counts reads and stalls; knows nothing about addresses of weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from edgespec.values import PassReport
@@ -64,34 +64,17 @@ def reads_of(stores: Sequence[Store]) -> Reads:
     return Reads(*(sum(getattr(store, name) for store in stores) for name in Reads._fields))
 
 
-class PassMeter:
-    """Measures a model's calls: their time, and the reads and stalls of its stores."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._stores: Sequence[Store] = ()
-        self._began_s = 0.0
-        self._before = self._reported = Reads()
-
-    def begin(self, stores: Sequence[Store]) -> None:
-        """Begin a call of a model with these stores."""
-        self._stores = stores
-        self._began_s, self._before = self._clock(), reads_of(stores)
-
-    def report(self, passes: int, n_tokens: int) -> PassReport:
-        """Cost of the call; what was read counts from the end of the previous call."""
-        if not self._stores:
-            return PassReport(self._clock() - self._began_s, passes=passes, n_tokens=n_tokens)
-        after = reads_of(self._stores)
-        call, since_report = after.since(self._before), after.since(self._reported)
-        self._reported = after
-        return PassReport(
-            wall_s=self._clock() - self._began_s,
-            stall_s=call.stall_s,
-            choice_stall_s=call.choice_stall_s,
-            first_row_stall_s=call.first_row_stall_s,
-            bytes_read=int(since_report.bytes_read),
-            read_s=since_report.read_s,
-            passes=passes,
-            n_tokens=n_tokens,
-        )
+def call_report(
+    wall_s: float, call: Reads, since_report: Reads, passes: int, n_rows: int
+) -> PassReport:
+    """Cost of a model's call; what was read counts from the end of the call before it."""
+    return PassReport(
+        wall_s=wall_s,
+        stall_s=call.stall_s,
+        choice_stall_s=call.choice_stall_s,
+        first_row_stall_s=call.first_row_stall_s,
+        bytes_read=int(since_report.bytes_read),
+        read_s=since_report.read_s,
+        passes=passes,
+        n_tokens=n_rows,
+    )

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -249,7 +250,7 @@ class GgufModel(KeptTexts):
         n_nodes = n_rows = 0
         for part in parts:
             n_nodes += len(part.nodes)
-            n_rows += part.n_rows
+            n_rows += len(part.nodes) + len(part.reads)
         if n_rows < 1 or n_nodes > self.info.max_nodes:
             raise UsageError(f"evaluate takes 1 to {self.info.max_nodes} nodes, not {n_nodes}")
         if n_rows > self.info.max_rows:
@@ -358,8 +359,7 @@ class GgufModel(KeptTexts):
         """Call llama_decode once; on failure, restore each text's prefix to `committed` tokens."""
         failure: BaseException | None = None
         code = 0
-        n_rows = len(rows)
-        span = self._trace.span(Track.TARGET, "pass").note(tokens=n_rows)
+        n_rows, begun_s = len(rows.tokens), time.perf_counter()
         try:
             if self._tap is not None:
                 self._tap.begin_pass(n_rows)
@@ -375,7 +375,9 @@ class GgufModel(KeptTexts):
             if self._weights:
                 self._weights.end_pass()
                 failure = failure or self._weights.failure
-            span.end()
+            if self._trace.is_on:
+                end_s = time.perf_counter()
+                self._trace.add(Track.TARGET, "pass", begun_s, end_s, tokens=n_rows)
         if failure is None and self._stop.is_set():
             failure = Cancelled("the model was asked to stop")
         if failure is None and code:

@@ -16,7 +16,7 @@ import numpy as np
 
 from edgespec.concurrency.owning import Users
 from edgespec.errors import ContextOverflow
-from edgespec.paging.store import PassMeter
+from edgespec.paging.store import Reads, call_report, reads_of
 from edgespec.ports import LanguageModel, PassPart, Progress, StateOrigin, Take, Vocabulary
 from edgespec.registry import prompt_parts
 from edgespec.values import PagingStats, PassReport
@@ -44,14 +44,14 @@ class RunningModel(LanguageModel):
         origin: StateOrigin,
         stop: Stoppable,
         users: Users,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.vocabulary = vocabulary
         self.state_origin = origin
         self.last_report = PassReport()
         self._stop = stop
         self._users = users
-        self._meter = PassMeter(clock)
+        self._reported = Reads()
+        """Totals at the end of the latest call."""
         self._paging: PagingStats | None = None
         """Final totals, set when the model is closed."""
         self._n_passes = self._n_rows = 0
@@ -144,7 +144,8 @@ class RunningModel(LanguageModel):
     @contextmanager
     def _running(self) -> Iterator[None]:
         """Context manager for a cancellable call, which sets `last_report`."""
-        self._meter.begin(self._weights.stores if self._weights else ())
+        stores = self._weights.stores if self._weights else ()
+        begun_s, before = time.perf_counter(), reads_of(stores) if stores else Reads()
         self._n_passes = self._n_rows = 0
         with self._users.use():
             with self._state:
@@ -158,4 +159,10 @@ class RunningModel(LanguageModel):
                 with self._state:
                     self._is_running = False
                     self._stop.clear()
-        self.last_report = self._meter.report(self._n_passes, self._n_rows)
+        wall_s = time.perf_counter() - begun_s
+        if not stores:
+            self.last_report = PassReport(wall_s, passes=self._n_passes, n_tokens=self._n_rows)
+            return
+        after = reads_of(stores)
+        call, since_report, self._reported = after.since(before), after.since(self._reported), after
+        self.last_report = call_report(wall_s, call, since_report, self._n_passes, self._n_rows)
