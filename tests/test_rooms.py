@@ -220,7 +220,7 @@ MOST_LINES = {
     "completions": 4440,
     "concurrency": 567,
     "diagnosis": 480,
-    "engine": 4370,
+    "engine": 4332,
     "grammar": 850,
     "hub": 671,
     "jobs": 425,
