@@ -6,7 +6,6 @@ Defines no settings; `config` does.
 from __future__ import annotations
 
 import ast
-import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from functools import cache
 from inspect import getsource
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -187,33 +186,32 @@ def expanded(path: str) -> Path:
         return Path(path)
 
 
-_KINDS = {
+_SAID = {"missing": "missing", "string_too_short": "empty"}
+_TYPES = {
     "int": "a whole number",
     "float": "a number",
     "string": "text",
     "path": "a path, which is text",
     "tuple": "a list",
 }
-"""Names of types in messages, by the first word of pydantic's error types."""
+"""Types in messages, by the first word of pydantic's kinds of errors."""
 
 
 def _describe(details: ErrorDetails, settings: type[Settings]) -> str:
     """A sentence for one of pydantic's errors."""
     name = str(details["loc"][0]) if details["loc"] else ""
-    value, named = details["input"], getattr(setting, name)
-    if details["type"] == "extra_forbidden":
+    named, value, kind = getattr(setting, name), details["input"], details["type"]
+    if kind == "extra_forbidden":
         meant = NAMES_ELSEWHERE.get(name, name)
         return f"unknown setting {name!r}{nearest(meant, settings.known())}"
-    if details["type"] == "missing":
-        return f"{named} is missing"
-    if details["type"] in {"literal_error", "enum"}:
-        known = re.findall(r"'([^']+)'", details["ctx"]["expected"])
+    if kind in _SAID:
+        return f"{named} is {_SAID[kind]}"
+    if kind in {"literal_error", "enum"}:
+        choices: Any = settings.model_fields[name].annotation
+        known = [str(one) for one in get_args(choices) or choices]
         hint = nearest(str(value), known)
         return f"{named(repr(value))} is unknown: it is one of {', '.join(known)}{hint}"
-    if details["type"] == "string_too_short":
-        return f"{named} is empty"
-    kind = _KINDS.get(details["type"].partition("_")[0])
-    reason = (
-        f"it must be {kind}" if kind else details["msg"].replace("Input should be", "it must be")
-    )
+    reason = details["msg"].replace("Input should be", "it must be")
+    if type_ := _TYPES.get(kind.partition("_")[0]):
+        reason = f"it must be {type_}"
     return f"{named(value)}: {reason}"
