@@ -67,18 +67,19 @@ def heads_in(folder: Path) -> Heads:
 
 
 def head_beside(
-    model: Path, heads: Heads, most_bytes: int, console: Console, notes: list[str]
+    model: Path, heads: Heads, budget: int | str, console: Console, notes: list[str]
 ) -> Path | None:
-    """The first of the heads that is run and fits the model, fetched if it has at most so many
-    bytes; without one, a note says why."""
+    """The first of the heads that is run and fits the model, fetched if that takes at most half of
+    the memory budget; without one, a note says why."""
     from edgespec import registry
+    from edgespec.memory import process
 
     reasons = []
     for name, (place, n_bytes) in heads.items():
         try:
             if (kind := gguf_names.kind_of_head(name)) not in gguf_names.RUN_HEADS:
                 raise ModelError(f"{kind} heads are not run from files of their own")
-            if isinstance(place, str) and n_bytes > most_bytes:
+            if isinstance(place, str) and 2 * n_bytes > process.resolve_budget(budget):
                 raise ModelError(f"{format_size(n_bytes)}, more than half of the memory budget")
             path = fetch(place, console, True).path if isinstance(place, str) else place
             head, has = registry.describe(path).head, registry.describe(model).embedding_length

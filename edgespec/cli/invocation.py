@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
@@ -22,7 +23,7 @@ from edgespec.errors import EdgespecError, UsageError, marked, setting
 from edgespec.files import cache_folder
 from edgespec.files.named_errors import named
 from edgespec.files.regular import read_at_most
-from edgespec.memory import process, room
+from edgespec.memory import room
 from edgespec.models import catalogue, packaged
 from edgespec.models.embedded import embedded_pair, find_config, shipped_prompts
 from edgespec.settings import arguments
@@ -303,11 +304,8 @@ def _add_own_draft(
     model, budget = settings["model"], settings.get("memory_budget", "auto")
     if not isinstance(model, Path) or not isinstance(budget, int | str):
         return  # reported when settings are made of them
-    draft = own_draft(model)
-    if draft is None and heads:
-        most_bytes = process.resolve_budget(budget) // 2
-        draft = fetching.head_beside(model, heads, most_bytes, console, notes)
-    draft = draft or _made_before(model, budget)
+    beside = partial(fetching.head_beside, model, heads, budget, console, notes)
+    draft = own_draft(model) or beside() or _made_before(model, budget)
     if draft is None:
         return
     settings["draft"] = draft
