@@ -216,7 +216,7 @@ MOST_LINES = {
     "batch": 525,
     "bench": 1374,
     "chat": 1900,
-    "cli": 4710,
+    "cli": 4691,
     "completions": 4440,
     "concurrency": 567,
     "diagnosis": 480,
@@ -231,7 +231,7 @@ MOST_LINES = {
     "rules": 949,
     "server": 2688,
     "session": 3000,
-    "settings": 1213,
+    "settings": 1211,
     "state": 650,
 }
 """Lines of folders, which only fall."""
