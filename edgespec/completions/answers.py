@@ -99,6 +99,8 @@ def fingerprint(info: ModelInfo) -> str:
 def timings(result: GenerationResult) -> Answer:
     """Counts and milliseconds of a generation by the names of llama.cpp's server."""
     found: Answer = {"cache_n": result.reused_tokens}
+    if drafted := result.speculation.drafted:
+        found |= {"draft_n": drafted, "draft_n_accepted": result.speculation.accepted}
     for name, n, seconds in (
         ("prompt", len(result.prompt_tokens) - result.reused_tokens, result.timings.prompt_s),
         ("predicted", len(result.tokens), result.timings.decode_s),

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from edgespec.chat.call_marks import BEGIN
+from edgespec.completions.argument_types import never_null
 from edgespec.completions.calls import (
     OpenCall,
     Parameters,
@@ -51,6 +52,8 @@ class CallSplitter:
     ) -> None:
         self.calls: list[ToolCall] = []
         schemas = tools if isinstance(tools, Mapping) else dict.fromkeys(tools)
+        self.optional = {name: never_null(schema) for name, schema in schemas.items()}
+        """Arguments that are left out where they are null, by function."""
         self._reader = CallReader(schemas, template)
         marks = "|".join(map(re.escape, self._reader.begins)) or r"\b\B"
         self._opening = re.compile(
@@ -160,7 +163,8 @@ class CallSplitter:
 
     def _add(self, reading: Reading, end_marks: list[str]) -> None:
         calls, text = reading.calls, self._held[: reading.end]
-        if len(calls) == 1 and (one := OpenCall.begun(text, {calls[0].name})):
+        optional = {name: self.optional.get(name, ()) for name in [one.name for one in calls]}
+        if len(calls) == 1 and (one := OpenCall.begun(text, optional)):
             one.push(text)  # a stream has sent its arguments as they were written
             for ending in ("", "}", "]}"):
                 if is_json(one.arguments + ending):

@@ -63,7 +63,7 @@ class MessageWriter:
         held = self._calls.held
         if self._open is not None and not self._open.is_of(held):
             self._open = None
-        if self._open is None and (begun := OpenCall.begun(held, self._tools)):
+        if self._open is None and (begun := OpenCall.begun(held, self._calls.optional)):
             changes += self._begin_call(ToolCall(begun.name, ""))
             self._open = begun
         if self._open is not None and (new := self._open.push(held)):
