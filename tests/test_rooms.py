@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 1374,
     "chat": 1900,
     "cli": 4691,
-    "completions": 4440,
+    "completions": 4480,
     "concurrency": 567,
     "diagnosis": 480,
     "engine": 4332,
