@@ -185,33 +185,28 @@ class _Opening(Closeable):
 
     def _planned(self) -> MemoryPlan:
         """The plan: texts at once, then whether there is a draft, then the context."""
-        models = self._models
-        if models.settings.n_parallel == "auto":
-            speed = Speed(n_threads=models.settings.threads or process.usable_cores())
-            sparing = models.settings.keeps_one_text_fast
-            chosen = texts_at_once(self._planned_for, sparing, speed)
-            fixed = {"n_parallel": chosen.n_parallel if chosen else 1}
-            models.settings = models.settings.model_copy(update=fixed)
+        models, given = self._models, self._models.settings
+        if given.n_parallel == "auto":
+
+            def planned_for(n_texts: int) -> MemoryPlan | None:
+                """The plan for so many texts; None if budget, draft or model stand in the way."""
+                models.restart(given.model_copy(update={"n_parallel": n_texts}))
+                with suppress(BudgetError):
+                    found = _with_worthy_draft(models)
+                    # with the margin, because this process will have grown before the final plan
+                    is_possible = found.smallest_bytes <= models.budget_bytes
+                    return found if found.n_parallel == n_texts and is_possible else None
+                return None
+
+            speed = Speed(n_threads=given.threads or process.usable_cores())
+            chosen = texts_at_once(planned_for, given.keeps_one_text_fast, speed)
+            n_texts = chosen.n_parallel if chosen else 1
+            if chosen is None or models.settings.n_parallel != n_texts:
+                models.restart(given.model_copy(update={"n_parallel": n_texts}))
             if chosen and chosen.texts_alter_prompts and chosen.text_bytes:
                 models.own_notes.append(ONE_TEXT)
         found = _with_more_cells(models, _with_worthy_draft(models))
         return replace(found, notes=self._notes(found))
-
-    def _planned_for(self, n_texts: int) -> MemoryPlan | None:
-        """The plan for `n_texts` at once; None if budget, draft or model stand in the way."""
-        settings, rules = self._models.settings, self._models.rules
-        if settings.draft is None and not rules.lookup:
-            rules = rules.but(lookup=False)
-        settings = settings.model_copy(update={"n_parallel": n_texts})
-        budget_bytes = self._models.budget_bytes
-        with PreparedModels(settings, rules, budget_bytes, self._trace) as trial:
-            try:
-                planned = _with_worthy_draft(trial)
-            except BudgetError:
-                return None
-        # with the margin, because this process will have grown before the final plan
-        is_possible = planned.smallest_bytes <= budget_bytes
-        return planned if planned.n_parallel == n_texts and is_possible else None
 
     def _notes(self, plan: MemoryPlan) -> tuple[str, ...]:
         """Notes of both models, each once, and what of the settings cannot be reached."""

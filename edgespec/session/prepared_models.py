@@ -58,7 +58,7 @@ class PreparedModels(Closeable):
         self, settings: LoadSettings, rules: EngineSettings, budget_bytes: int, trace: Trace
     ) -> None:
         self.settings = settings
-        """The settings, without a draft once that is left out."""
+        """The settings, without a draft that is left out."""
         self.rules = rules
         self.budget_bytes = budget_bytes
         self.own_notes: list[str] = []
@@ -98,10 +98,16 @@ class PreparedModels(Closeable):
         for prepared in self.prepared:
             prepared.cancel()
 
+    def restart(self, settings: LoadSettings) -> None:
+        """Prepare the models anew, with other settings."""
+        self.close()
+        self.own_notes.clear()
+        self.settings = settings
+
     def leave_draft_out(self, note: str) -> None:
         """Go on without the draft, with a note about the reason."""
-        self.settings = self.settings.without_draft()
         self.close()
+        self.settings = self.settings.without_draft()
         self.own_notes.append(note)
 
     def planned(self, n_cells: int | None = None) -> MemoryPlan:

@@ -128,7 +128,7 @@ class Strategy:
             return (best.tokens / max(best.seconds, MIN_S),) * 2
         low, high = self.guessing.tokens
         seconds = max(self._seconds(self.guessing, speed), MIN_S)
-        return low / seconds, high / seconds
+        return self.n_texts * low / seconds, self.n_texts * high / seconds
 
     def speedup(self, other: Strategy, speed: Speed) -> tuple[float, float]:
         """Tokens per second relative to another candidate."""
@@ -352,5 +352,8 @@ def texts_at_once(
         return next((plan for plan in tried if plan and is_as_fast(plan, alone)), alone)
     more = takewhile(lambda one: one is not None, map(planned_for, AUTO_TEXTS[1:]))
     plans = (alone, *filter(None, more))
-    best = choose((Strategy(one, n_texts=one.n_parallel) for one in plans), speed)
+    candidates = (
+        Strategy(one, 0, LOOKUPS if one.looks_up else None, one.n_parallel) for one in plans
+    )
+    best = choose(candidates, speed)
     return best.plan if best else None
