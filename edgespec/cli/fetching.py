@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -60,14 +61,17 @@ def fetch_named(args: argparse.Namespace) -> tuple[list[str], Heads]:
     return notes, heads
 
 
-def heads_in(folder: Path) -> Heads:
-    """The drafting heads in a model's folder."""
+def heads_in(model: object) -> Heads:
+    """The drafting heads in a folder that is given as the model."""
+    if not isinstance(model, str | Path) or not os.path.isdir(model):  # noqa: PTH112 - as in_folder
+        return {}
+    folder = Path(model)
     sizes = {file.name: file.stat().st_size for file in folder.glob(f"*{gguf_names.SUFFIX}")}
     return {name: (folder / name, sizes[name]) for name in gguf_names.heads(sizes)}
 
 
 def head_beside(
-    model: Path, heads: Heads, budget: int | str, console: Console, notes: list[str]
+    heads: Heads, console: Console, notes: list[str], model: Path, budget: int | str
 ) -> Path | None:
     """The first of the heads that is run and fits the model, fetched if that takes at most half of
     the memory budget; without one, a note says why."""

@@ -9,7 +9,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +42,8 @@ from edgespec.settings.toml_file import read_config
 from edgespec.tracing.spans import OFF, Trace
 
 S = TypeVar("S", bound=Settings)
+FindHead = Callable[[Path, int | str], Path | None]
+"""Finds a head beside a model for a memory budget."""
 
 MEASURED_SEED = 0
 """Seed of texts that a measurement writes, so that it can be repeated."""
@@ -118,7 +120,9 @@ def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
     _settle_draft(flags, config, notes, Spelling(file, frozenset(config)))
     settings = defaults | config | flags
     names = Spelling(file, frozenset(config.keys() - flags.keys()))
-    _choose_models(settings, notes, names, heads, Console(quiet="quiet" in args))
+    heads = heads or fetching.heads_in(settings.get("model"))
+    find_head = partial(fetching.head_beside, heads, Console(quiet="quiet" in args), notes)
+    _choose_models(settings, notes, names, find_head)
     if settings.get("draft") == OWN_DRAFT:
         load = _validated(settings, LoadSettings, names)
         settings["draft"] = fetching.draft_from_target(load, Console(quiet="quiet" in args))
@@ -269,15 +273,8 @@ def _settle_draft(
 
 
 def _choose_models(
-    settings: dict[str, Any],
-    notes: list[str],
-    names: Spelling,
-    heads: fetching.Heads,
-    console: Console,
+    settings: dict[str, Any], notes: list[str], names: Spelling, find_head: FindHead
 ) -> None:
-    given = settings.get("model")
-    if isinstance(given, str | Path) and Path(given).is_dir():
-        heads = fetching.heads_in(Path(given))
     for role in ("model", "draft"):
         if role == "draft" and settings.get(role) == SELF:
             settings[role] = OWN_DRAFT
@@ -285,7 +282,7 @@ def _choose_models(
             settings[role] = _named_in(names, role, settings[role])
     if "model" in settings:
         if not any(settings.get(name) for name in ("draft", "no_draft")):
-            _add_own_draft(settings, notes, heads, console)
+            _add_own_draft(settings, notes, find_head)
         return
     if "draft" in settings:
         said = f"{setting.draft} needs the model it drafts for: name it with {setting.model}"
@@ -296,16 +293,13 @@ def _choose_models(
         settings["draft"] = pair.draft
 
 
-def _add_own_draft(
-    settings: dict[str, Any], notes: list[str], heads: fetching.Heads, console: Console
-) -> None:
+def _add_own_draft(settings: dict[str, Any], notes: list[str], find_head: FindHead) -> None:
     """Use the draft that comes with the model, the head that stands beside it, or the draft that
     was made from it before, if there is one."""
     model, budget = settings["model"], settings.get("memory_budget", "auto")
     if not isinstance(model, Path) or not isinstance(budget, int | str):
         return  # reported when settings are made of them
-    beside = partial(fetching.head_beside, model, heads, budget, console, notes)
-    draft = own_draft(model) or beside() or _made_before(model, budget)
+    draft = own_draft(model) or find_head(model, budget) or _made_before(model, budget)
     if draft is None:
         return
     settings["draft"] = draft

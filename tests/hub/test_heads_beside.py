@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import edgespec
+from edgespec.cli.fetching import heads_in
 from edgespec.cli.invocation import CommandSettings, settings_from
 from edgespec.files import gguf_names
 from edgespec.hub import fetch
@@ -185,6 +186,10 @@ def test_a_head_of_half_of_the_budget_is_not_fetched(hub: FakeHub) -> None:
     assert found.load.draft is None
     assert "KiB, more than half of the memory budget)" in found.notes[-1]
     assert len(hub.ranges) == 1
+
+
+def test_a_name_that_is_too_long_is_no_folder() -> None:
+    assert heads_in("m" * 5000) == heads_in(None) == {}
 
 
 def test_the_order_of_heads() -> None:
