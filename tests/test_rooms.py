@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 1374,
     "chat": 1900,
     "cli": 4689,
-    "completions": 4480,
+    "completions": 4430,
     "concurrency": 567,
     "diagnosis": 480,
     "engine": 4332,

@@ -62,10 +62,10 @@ Start = Callable[[BatchRequest], Completion]
 def starting(completions: Completions) -> Start:
     """A function that starts the completions of requests."""
     dialects = {
-        "/v1/chat/completions": chat_dialect(completions),
-        "/v1/completions": text_dialect(completions),
-        "/v1/responses": responses_dialect(completions, StoredResponses(STORED_BYTES)),
-        "/v1/messages": messages_dialect(completions),
+        "/v1/chat/completions": partial(chat_dialect, completions),
+        "/v1/completions": partial(text_dialect, completions),
+        "/v1/responses": partial(responses_dialect, completions, StoredResponses(STORED_BYTES)),
+        "/v1/messages": partial(messages_dialect, completions),
     }
 
     def start(request: BatchRequest) -> Completion:
@@ -228,7 +228,7 @@ class BatchRun:
         try:
             with self._preparing:
                 completion = self._start(request)
-            with self._holding(-(-completion.delivery.pool_bytes // MIB)), completion:
+            with self._holding(-(-completion.pool_bytes // MIB)), completion:
                 self._check_going()  # `cancel` may have come before it began
                 body = completion.whole()
                 if completion.is_cut:

@@ -6,9 +6,9 @@ Text, tokens and statistics in, dictionaries out. Knows no model and no session.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from edgespec import extras
 from edgespec.grammar.specification import Grammar
@@ -25,45 +25,6 @@ _REASONS: dict[FinishReason, str] = {
     "context": "length",
     "cancelled": "stop",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """Fields common to a response and all its chunks."""
-
-    kind: Literal["chat.completion", "text_completion"]
-    id: str
-    created: int
-    """Seconds since 1970."""
-    model: str
-    fingerprint: str | None = None
-    """Name of what decides about a text: model and version."""
-
-    def whole(self, choices: Sequence[Answer], usage: Usage) -> Answer:
-        """The whole response."""
-        return self._around(choices, self.kind) | {"usage": usage.as_dict()}
-
-    def chunk(self, choice: Answer) -> Answer:
-        """A chunk of a streamed response."""
-        return self._around([choice], self._chunk_kind)
-
-    def usage_chunk(self, usage: Usage) -> Answer:
-        """The last chunk of a stream that includes usage."""
-        return self._around([], self._chunk_kind) | {"usage": usage.as_dict()}
-
-    @property
-    def _chunk_kind(self) -> str:
-        return f"{self.kind}.chunk" if self.kind == "chat.completion" else self.kind
-
-    def _around(self, choices: Sequence[Answer], kind: str) -> Answer:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-            "choices": list(choices),
-        }
 
 
 @dataclass(slots=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
-from edgespec.completions import answers
-from edgespec.completions.answers import Answer, Envelope, Usage
+from edgespec.completions import answers, request_limits
+from edgespec.completions.answers import Answer, Usage
 from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Step
 from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.completions.refusals import Refusal
@@ -21,6 +21,9 @@ from edgespec.completions.writing import MessageWriter
 from edgespec.concurrency.owning import Closeable
 from edgespec.ports.text_request import Tokens
 from edgespec.values import GenerationResult, PromptProgress, TokenEvent
+
+if TYPE_CHECKING:
+    from edgespec.completions.service import Completions
 
 OnResult = Callable[[GenerationResult], None]
 
@@ -47,29 +50,6 @@ class Reply:
     def failed(self, refusal: Refusal, request_id: str) -> Iterable[Answer]:
         """Events of a stream that ends in an error."""
         return (refusal.content,)
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """Format and limits of a response."""
-
-    envelope: Envelope
-    piece_of: answers.PieceOf
-    wants_usage: bool = False
-    on_result: OnResult | None = None
-    """Called with the result of each generation that was started."""
-    max_characters: int | None = None
-    """Most characters of all choices together, if there are several in a whole response."""
-    n_at_once: Callable[[], int] = lambda: 1
-    """Number of generations that the request may run now; called before each start."""
-    pool_bytes: int = 0
-    """Bytes that the request takes from the shared memory pool while it runs."""
-    marks: Answer = field(default_factory=dict)
-    """Additional fields of the response that are known before its texts."""
-    tells_origins: bool = False
-    """True if a stream tells of each token who had guessed it."""
-    check_open: Callable[[], None] = lambda: None
-    """Raises SessionClosed if texts are cut short because their session is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +88,25 @@ class Completion(Closeable):
 
     def __init__(
         self,
+        service: Completions,
         sources: Sequence[ChoiceSource],
-        delivery: Delivery,
         reply: Reply,
         new_writer: Callable[[], MessageWriter] = MessageWriter,
+        n_at_once: Callable[[], int] = lambda: 1,
+        pool_bytes: int = 0,
+        marks: Answer | None = None,
     ) -> None:
-        """Start the first generation; raises its errors."""
-        self.delivery = delivery
+        """Start the first generation; raises its errors.
+
+        `n_at_once()` generations may run, asked before each start. `marks` are fields of the
+        response that are known before its texts.
+        """
         self.reply = reply
+        self.piece_of = service.piece_of
+        self.pool_bytes = pool_bytes
+        """Bytes that the request takes from the shared memory pool while it runs."""
+        self._service = service
+        self._n_at_once = n_at_once
         self._new_writer = new_writer
         self.parts: list[AnswerPart] = []
         """The parts of the current text so far; `finish_reason` is that of its end."""
@@ -126,7 +117,7 @@ class Completion(Closeable):
         """Generations that run while an earlier one is consumed."""
         self.usage = Usage()
         """Token counts of the generations that have ended; it grows until the response ends."""
-        self.marks = delivery.marks
+        self._first_marks = self.marks = marks or {}
         """Additional fields of the response (see `answers.marks`), set at the end of a text."""
         self._is_ending = False
         self._is_expired = False
@@ -227,9 +218,7 @@ class Completion(Closeable):
     def _begin_others(self) -> None:
         """Start further generations, which can reuse the prompt that is now in the KV cache."""
         while (
-            self._waiting
-            and len(self._background) + 1 < self.delivery.n_at_once()
-            and not self._is_ending
+            self._waiting and len(self._background) + 1 < self._n_at_once() and not self._is_ending
         ):
             source = self._waiting.popleft()
             tokens = source.start()
@@ -283,25 +272,25 @@ class Completion(Closeable):
             self.usage.prompt_tokens += len(result.prompt_tokens)
             self.usage.cached_tokens += result.reused_tokens
         self.usage.completion_tokens += len(self.source.indices) * len(result.tokens)
-        self.marks = self.delivery.marks | answers.marks(result)
+        self.marks = self._first_marks | answers.marks(result)
         self.is_cut |= result.finish_reason == "cancelled" and not self._is_expired
         self._hear(result)
 
     def _hear(self, result: GenerationResult) -> None:
-        if self.delivery.on_result is not None:
-            self.delivery.on_result(result)
+        if self._service.on_result is not None:
+            self._service.on_result(result)
 
     def _finish_reason(self, has_calls: bool) -> str:
         """The reason in OpenAI's format, which has none for a session that is closed."""
         if self.is_cut and not self._is_ending:
-            self.delivery.check_open()
+            self._service.check_open()
         if self._is_expired and self.result.finish_reason == "cancelled":
             return "length"
         return answers.finish_reason(self.result, has_calls)
 
     def _check_size(self, n_characters: int) -> None:
-        most = self.delivery.max_characters
-        if most is not None and n_characters > most:
+        most = request_limits.MAX_ANSWER_CHARACTERS
+        if self._service.limits_answers and n_characters > most:
             raise RequestError(
                 f"the choices have more than {most:,} characters together: ask "
                 "for fewer choices or fewer tokens, or for a stream",

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.completions import answers, request_limits
-from edgespec.completions.answers import Envelope
 from edgespec.completions.filling import FillingIn
 from edgespec.completions.protocols.openai_replies import ChatReply, TextReply
 from edgespec.completions.protocols.request_parts import RequestError
@@ -30,7 +29,6 @@ from edgespec.completions.requests import (
 from edgespec.completions.running_request import (
     ChoiceSource,
     Completion,
-    Delivery,
     OnResult,
     Reply,
 )
@@ -115,9 +113,9 @@ class Completions:
         self._reasoned = ReasonedAnswers(self._session)
         self.filling = FillingIn(self._session.encode)
 
-    def now(self) -> float:
-        """Seconds since 1970."""
-        return self.clock()
+    def piece_of(self, token: int) -> bytes:
+        """The bytes of a token."""
+        return self._session.piece(token)
 
     def count_tokens(self, request: ChatRequest) -> int:
         """Number of tokens of a conversation's prompt. Raises UsageError and ModelError."""
@@ -159,12 +157,10 @@ class Completions:
         kept_bytes = 0
         if tools or not request.stream:  # text that may be a tool call is held back
             kept_bytes = self._kept_bytes(request, [tokens])
-        return Completion(
-            self._sources(request, [tokens], client, grammar, wrap),
-            self._delivery(request, "chat.completion", "chatcmpl", grammar, kept_bytes),
-            reply or ChatReply(),
-            partial(MessageWriter, prompt, _parameters(tools)),
-        )
+        sources = self._sources(request, [tokens], client, grammar, wrap)
+        writer = partial(MessageWriter, prompt, _parameters(tools))
+        reply = reply or ChatReply(self, request)
+        return self._completion(request, sources, reply, grammar, kept_bytes, writer)
 
     def _prompt(self, request: ChatRequest) -> ChatPrompt:
         try:
@@ -216,11 +212,9 @@ class Completions:
         ]
         grammar = grammar_of(request.response_format)
         kept_bytes = 0 if request.stream else self._kept_bytes(request, prompts)
-        return Completion(
-            self._sources(request, prompts, client, grammar),
-            self._delivery(request, "text_completion", "cmpl", grammar, kept_bytes),
-            reply or TextReply(),
-        )
+        sources = self._sources(request, prompts, client, grammar)
+        reply = reply or TextReply(self, request)
+        return self._completion(request, sources, reply, grammar, kept_bytes)
 
     def _encoded(
         self, prompt: str | Sequence[int], param: str, has_echo: bool, suffix: str | None
@@ -338,28 +332,25 @@ class Completions:
                 "logprobs",
             )
 
-    def _delivery(
+    def _completion(
         self,
         request: CommonRequest,
-        kind: Any,
-        prefix: str,
+        sources: Sequence[ChoiceSource],
+        reply: Reply,
         grammar: Grammar | None,
         kept_bytes: int,
-    ) -> Delivery:
-        identity = f"{prefix}-{secrets.token_hex(12)}"
+        new_writer: Callable[[], MessageWriter] = MessageWriter,
+    ) -> Completion:
         # buffered tokens with log probabilities would take much memory
         is_one = grammar is not None or (request.stream and request.n_logprobs is not None)
-        return Delivery(
-            Envelope(kind, identity, int(self.clock()), self.model, self.fingerprint),
-            self._session.piece,
-            request.wants_usage,
-            self.on_result,
-            request_limits.MAX_ANSWER_CHARACTERS if self.limits_answers else None,
+        return Completion(
+            self,
+            sources,
+            reply,
+            new_writer,
             (lambda: 1) if is_one else self.n_at_once,
             kept_bytes + (GRAMMAR_BYTES if grammar is not None else 0),
             answers.grammar_marks(grammar),
-            bool(request.stream and request.return_origins),
-            self.check_open,
         )
 
 

@@ -158,8 +158,8 @@ class _OneAnswer:
         turns, max_s, stack = self.served.turns, self.shared.max_s, self.stack
         ((asked, completion),) = self.first or [await self.prepare()]
         self.first = ()
-        turn = turns.turn(completion.delivery.pool_bytes)
-        if turns.is_busy(completion.delivery.pool_bytes):
+        turn = turns.turn(completion.pool_bytes)
+        if turns.is_busy(completion.pool_bytes):
             completion.close()
             del asked, completion
             await stack.enter_async_context(turn)

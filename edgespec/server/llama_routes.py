@@ -14,10 +14,9 @@ from edgespec.completions.answers import Answer
 from edgespec.completions.filling import FillingIn
 from edgespec.completions.protocols.answer_parts import Step
 from edgespec.completions.protocols.dialect import Asked, Dialect
-from edgespec.completions.protocols.openai_replies import TextReply
 from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.completions.requests import CompletionRequest
-from edgespec.completions.running_request import Completion
+from edgespec.completions.running_request import Completion, Reply
 from edgespec.completions.service import Completions
 from edgespec.settings.parsing import MAX_BIAS
 from edgespec.values import TokenEvent
@@ -123,7 +122,7 @@ def _listed(fields: Mapping[str, Any], name: str, kind: type) -> list[Any]:
     return found
 
 
-class LlamaReply(TextReply):
+class LlamaReply(Reply):
     """Formats the answer to one request."""
 
     def __init__(self, added: Answer, returns_tokens: bool, chosen: Sequence[str]) -> None:
@@ -151,9 +150,6 @@ class LlamaReply(TextReply):
                 progress = {"prompt_progress": asdict(step.progress)} if step.progress else {}
                 yield {"index": index} | told | progress
 
-    def end(self, completion: Completion) -> Iterable[Answer]:
-        return ()
-
     def _text(
         self, text: str, is_last: bool, events: Sequence[TokenEvent], completion: Completion
     ) -> Answer:
@@ -164,13 +160,13 @@ class LlamaReply(TextReply):
             "id_slot": 0,
             "tokens_evaluated": completion.source.n_prompt_tokens,
         }
-        if logged := answers.chat_logprobs(events, completion.delivery.piece_of):
+        if logged := answers.chat_logprobs(events, completion.piece_of):
             told["completion_probabilities"] = logged["content"]
         return told | self._ended(completion) if is_last else told
 
     def _ended(self, completion: Completion) -> Answer:
         result = completion.result
-        prompt = b"".join(map(completion.delivery.piece_of, result.prompt_tokens))
+        prompt = b"".join(map(completion.piece_of, result.prompt_tokens))
         stop = "word" if result.stopped_by is not None else _STOPS[result.finish_reason]
         return {
             "stop_type": stop,

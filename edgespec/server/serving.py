@@ -67,10 +67,10 @@ class Door:
 
 
 DOORS = (
-    Door("/chat/completions", lambda one, _: chat_dialect(one), end=DONE),
-    Door("/completions", lambda one, _: text_dialect(one), end=DONE),
-    Door("/responses", responses_dialect, names_events=True),
-    Door("/messages", lambda one, _: messages_dialect(one), names_events=True),
+    Door("/chat/completions", lambda one, _: partial(chat_dialect, one), end=DONE),
+    Door("/completions", lambda one, _: partial(text_dialect, one), end=DONE),
+    Door("/responses", lambda one, its: partial(responses_dialect, one, its), names_events=True),
+    Door("/messages", lambda one, _: partial(messages_dialect, one), names_events=True),
     Door("/completion", lambda one, _: llama_dialect(one)),
     Door("/infill", lambda one, _: llama_dialect(one, fills=True)),
     Door("/api/chat", lambda one, _: ollama_dialect(one, chats=True), event=line),

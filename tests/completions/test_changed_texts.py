@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from edgespec.completions import answers
-from edgespec.completions.answers import Envelope
 from edgespec.completions.protocols.openai_replies import TextReply
-from edgespec.completions.running_request import ChoiceSource, Completion, Delivery
+from edgespec.completions.requests import CompletionRequest
+from edgespec.completions.running_request import ChoiceSource, Completion
+from edgespec.completions.service import Completions
 from edgespec.values import GenerationResult, SpeculationStats, Timings, TokenEvent
 
 TYPICAL = SpeculationStats(acceptance="typical", keeps="neither")
@@ -30,8 +32,10 @@ class OneWord:
 
 def completion(speculation: SpeculationStats) -> Completion:
     source = ChoiceSource(lambda: OneWord(speculation))
-    envelope = Envelope("text_completion", "id", 0, "fake")
-    return Completion([source], Delivery(envelope, lambda _: b"a"), TextReply())
+    session = SimpleNamespace(target=SimpleNamespace(name="fake"), encode=list, piece=bytes)
+    service = Completions(cast(Any, session))
+    reply = TextReply(service, CompletionRequest.parse({"prompt": "a"}))
+    return Completion(service, [source], reply)
 
 
 @pytest.mark.parametrize("keeps", ["neither", "distribution"])

@@ -20,6 +20,7 @@ REQUIRED: dict[str, Any] = {"messages": TURNS, "input": "a", "prompt": "a", "mod
     "name": "f",
     "function": {"name": "f"},
     "schema": {"type": "object"},
+    "memory_budget": "1GiB",
 }
 """A value for each required field."""
 KINDS = {"ToolChoice": "auto", "Thinking": "adaptive", "OutputFormat": "json_schema"}

@@ -41,21 +41,15 @@ def openai_error(refusal: Refusal, request_id: str) -> Answer:
     return refusal.content
 
 
-def chat_dialect(completions: Completions) -> Dialect:
-    """`/v1/chat/completions`."""
-
-    def read(content: object) -> Asked:
-        request = ChatRequest.parse(content)
-        return Asked(request.stream, partial(completions.chat, request), ChatReply())
-
-    return read
+def chat_dialect(completions: Completions, content: object) -> Asked:
+    """Read a request to `/v1/chat/completions`."""
+    request = ChatRequest.parse(content)
+    reply = ChatReply(completions, request)
+    return Asked(request.stream, partial(completions.chat, request), reply)
 
 
-def text_dialect(completions: Completions) -> Dialect:
-    """`/v1/completions`."""
-
-    def read(content: object) -> Asked:
-        request = CompletionRequest.parse(content)
-        return Asked(request.stream, partial(completions.text, request), TextReply())
-
-    return read
+def text_dialect(completions: Completions, content: object) -> Asked:
+    """Read a request to `/v1/completions`."""
+    request = CompletionRequest.parse(content)
+    reply = TextReply(completions, request)
+    return Asked(request.stream, partial(completions.text, request), reply)

@@ -11,7 +11,7 @@ from typing import Any
 
 from edgespec.completions.answers import Answer, Usage
 from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Step
-from edgespec.completions.protocols.dialect import Asked, Dialect
+from edgespec.completions.protocols.dialect import Asked
 from edgespec.completions.protocols.message_requests import MessagesRequest
 from edgespec.completions.refusals import Refusal
 from edgespec.completions.running_request import Completion, Reply
@@ -38,16 +38,12 @@ _SIGNATURE = "unsigned"
 """Signature of reasoning, which clients drop from later turns if there is none."""
 
 
-def messages_dialect(completions: Completions) -> Dialect:
-    """`/v1/messages`."""
-
-    def read(content: object) -> Asked:
-        request = MessagesRequest.parse(content)
-        start = partial(completions.chat, request.chat_request())
-        reply = MessagesReply(completions.model)
-        return Asked(request.stream, start, reply, lambda: ({"type": "ping"},))
-
-    return read
+def messages_dialect(completions: Completions, content: object) -> Asked:
+    """Read a request to `/v1/messages`."""
+    request = MessagesRequest.parse(content)
+    start = partial(completions.chat, request.chat_request())
+    reply = MessagesReply(completions.model)
+    return Asked(request.stream, start, reply, lambda: ({"type": "ping"},))
 
 
 def messages_error(refusal: Refusal, request_id: str) -> Answer:

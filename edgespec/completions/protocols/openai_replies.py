@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from edgespec.completions import answers
 from edgespec.completions.answers import Answer
@@ -11,61 +13,76 @@ from edgespec.completions.protocols.answer_parts import Step, delta_of, message_
 from edgespec.completions.running_request import Completion, Reply
 from edgespec.values import TokenEvent
 
+if TYPE_CHECKING:
+    from edgespec.completions.requests import CommonRequest
+    from edgespec.completions.service import Completions
+
 
 class ChatReply(Reply):
     """Formats chat completions; each choice is a message of the assistant."""
+
+    kinds = ("chat.completion", "chat.completion.chunk", "chatcmpl")
+    """Names of a whole answer, of a chunk of a stream, and the prefix of ids."""
+
+    def __init__(self, completions: Completions, request: CommonRequest) -> None:
+        self._request = request
+        self._common = {
+            "id": f"{self.kinds[2]}-{secrets.token_hex(12)}",
+            "created": int(completions.clock()),
+            "model": completions.model,
+            "system_fingerprint": completions.fingerprint,
+        }
 
     def choice(self, completion: Completion, logged: Sequence[TokenEvent]) -> Answer:
         message: Answer = {"role": "assistant", "refusal": None, "annotations": []}
         return {
             "message": message | message_of(completion.parts),
-            "logprobs": answers.chat_logprobs(logged, completion.delivery.piece_of),
+            "logprobs": answers.chat_logprobs(logged, completion.piece_of),
             "finish_reason": completion.finish_reason,
         }
 
     def whole(self, choices: Sequence[Answer], completion: Completion) -> Answer:
-        return completion.delivery.envelope.whole(choices, completion.usage) | completion.marks
+        usage = {"usage": completion.usage.as_dict()}
+        told = self._common | {"object": self.kinds[0], "choices": list(choices)}
+        return told | usage | completion.marks
 
     def step(self, step: Step, completion: Completion) -> Iterable[Answer]:
-        delivery = completion.delivery
         if (choice := self._choice(step, completion)) is None:
             return
-        if delivery.tells_origins and not (step.begins or step.progress):
+        if self._request.return_origins and not (step.begins or step.progress):
             choice["origins"] = answers.origins(step.events)
         progress = step.progress and {"prompt_progress": asdict(step.progress)}
         for index in step.indices:
-            chunk = delivery.envelope.chunk({"index": index} | choice)
-            yield chunk | (progress or completion.marks)
+            yield self._chunk({"index": index} | choice) | (progress or completion.marks)
 
     def end(self, completion: Completion) -> Iterable[Answer]:
-        if completion.delivery.wants_usage:
-            yield completion.delivery.envelope.usage_chunk(completion.usage) | completion.marks
+        if self._request.wants_usage:
+            yield self._chunk() | {"usage": completion.usage.as_dict()} | completion.marks
+
+    def _chunk(self, *choices: Answer) -> Answer:
+        return self._common | {"object": self.kinds[1], "choices": [*choices]}
 
     def _choice(self, step: Step, completion: Completion) -> Answer | None:
         """The choice of a chunk without its index; None if there is none."""
         delta: Answer | None = {"role": "assistant", "content": ""} if step.begins else {}
-        if step.change is not None:
-            delta = delta_of(step.change)
-        logprobs = answers.chat_logprobs(step.events, completion.delivery.piece_of)
-        reason = step.finish_reason
-        return (
-            None
-            if delta is None
-            else {"delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        )
+        if step.change is not None and (delta := delta_of(step.change)) is None:
+            return None
+        logprobs = answers.chat_logprobs(step.events, completion.piece_of)
+        return {"delta": delta, "logprobs": logprobs, "finish_reason": step.finish_reason}
 
 
 class TextReply(ChatReply):
     """Formats completions; each choice continues a prompt."""
 
+    kinds = ("text_completion", "text_completion", "cmpl")
     _offset = 0
     """Characters of the current text so far."""
 
     def choice(self, completion: Completion, logged: Sequence[TokenEvent]) -> Answer:
-        echo, piece_of = completion.source.echo, completion.delivery.piece_of
+        echo = completion.source.echo
         return {
             "text": echo + completion.result.text,
-            "logprobs": answers.text_logprobs(logged, piece_of, len(echo)),
+            "logprobs": answers.text_logprobs(logged, completion.piece_of, len(echo)),
             "finish_reason": completion.finish_reason,
         }
 
@@ -77,5 +94,5 @@ class TextReply(ChatReply):
         self._offset += len(text)
         if not (text or step.finish_reason or step.progress):
             return None
-        logprobs = answers.text_logprobs(step.events, completion.delivery.piece_of, begin)
+        logprobs = answers.text_logprobs(step.events, completion.piece_of, begin)
         return {"text": text, "logprobs": logprobs, "finish_reason": step.finish_reason}

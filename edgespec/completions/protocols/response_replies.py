@@ -16,7 +16,7 @@ from typing import Any
 from edgespec.completions import answers
 from edgespec.completions.answers import Answer
 from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Step
-from edgespec.completions.protocols.dialect import Asked, Dialect
+from edgespec.completions.protocols.dialect import Asked
 from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.completions.protocols.response_requests import ResponsesRequest
 from edgespec.completions.refusals import Refusal
@@ -51,16 +51,12 @@ _SAMPLING = {
 """Settings that an answer repeats, and what they are by default."""
 
 
-def responses_dialect(completions: Completions, stored: StoredResponses) -> Dialect:
-    """`/v1/responses`, which goes on from `stored` responses."""
-
-    def read(content: object) -> Asked:
-        request = ResponsesRequest.parse(content)
-        chat = request.chat_request(stored.items(request.all_items))
-        reply = ResponsesReply(request, completions, stored)
-        return Asked(request.stream, partial(completions.chat, chat), reply, reply.waiting)
-
-    return read
+def responses_dialect(completions: Completions, stored: StoredResponses, content: object) -> Asked:
+    """Read a request to `/v1/responses`, which goes on from `stored` responses."""
+    request = ResponsesRequest.parse(content)
+    start = partial(completions.chat, request.chat_request(stored.items(request.all_items)))
+    reply = ResponsesReply(request, completions, stored)
+    return Asked(request.stream, start, reply, reply.waiting)
 
 
 def responses_error(refusal: Refusal, request_id: str) -> Answer:
@@ -79,7 +75,7 @@ class ResponsesReply(Reply):
         self._completions = completions
         self._stored = stored
         self._id = _new_id("resp")
-        self._created = int(completions.now())
+        self._created = int(completions.clock())
         self._items: list[Answer] = []
         """Items of the output, without their content."""
         self._n_events = 0
@@ -168,7 +164,7 @@ class ResponsesReply(Reply):
 
     def _response(self, status: str, completion: Completion | None = None) -> Answer:
         """The response object, whose output is there once the completion has ended."""
-        asked, now = self._request, int(self._completions.now())
+        asked, now = self._request, int(self._completions.clock())
         parts = completion.parts if completion is not None else []
         output = [self._item(part, "completed") for part in parts]
         if output:
@@ -212,7 +208,7 @@ def _new_id(prefix: str) -> str:
 
 
 def _logged(events: Sequence[TokenEvent], completion: Completion) -> list[Any]:
-    logged = answers.chat_logprobs(events, completion.delivery.piece_of)
+    logged = answers.chat_logprobs(events, completion.piece_of)
     return logged["content"] if logged else []
 
 

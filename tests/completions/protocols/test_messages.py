@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 
 def dialect(session: ScriptedSession) -> Dialect:
-    return messages_dialect(completions(session))
+    return partial(messages_dialect, completions(session))
 
 
 def asked(**fields: Any) -> dict[str, Any]:

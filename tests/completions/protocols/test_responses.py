@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ WEATHER = {
 
 
 def dialect(session: ScriptedSession, max_bytes: int = 1 << 20) -> Dialect:
-    return responses_dialect(completions(session), StoredResponses(max_bytes))
+    return partial(responses_dialect, completions(session), StoredResponses(max_bytes))
 
 
 def asked(**fields: Any) -> dict[str, Any]:
