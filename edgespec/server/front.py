@@ -90,7 +90,7 @@ class Front:
                 status = message["status"]
                 if left_out:
                     names = ", ".join(left_out).encode("ascii", "backslashreplace")[:MAX_ROUTE]
-                    added["X-Ignored-Fields"] = _NO_HEADER.sub("", names.decode())
+                    added["X-Ignored-Fields"] = _NO_HEADER.sub("", names.decode()).strip()
                 MutableHeaders(scope=message).update(added)
                 if sends_body and status >= BAD_REQUEST:
                     await _drop(receive_noted)
