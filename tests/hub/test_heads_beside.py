@@ -193,7 +193,8 @@ def test_a_name_that_is_too_long_is_no_folder() -> None:
 
 
 def test_the_order_of_heads() -> None:
-    sizes = dict.fromkeys(("mtp-m.gguf", "eagle3-m-Q8_0.gguf", "dflash-m.gguf", "m.gguf"), 9)
-    sizes |= {"eagle3-m-Q4_0.gguf": 5}
-    order = ["dflash-m.gguf", "eagle3-m-Q4_0.gguf", "eagle3-m-Q8_0.gguf", "mtp-m.gguf"]
+    sizes = dict.fromkeys(("mtp-m.gguf", "eagle3-m-Q8_0.gguf", "dflash2-m.gguf", "m.gguf"), 9)
+    sizes |= {"eagle3-m-Q4_0.gguf": 5, "dspark-m.gguf": 1}
+    eagles = ["eagle3-m-Q4_0.gguf", "eagle3-m-Q8_0.gguf"]
+    order = ["dflash2-m.gguf", *eagles, "dspark-m.gguf", "mtp-m.gguf"]
     assert gguf_names.heads(sizes) == order
