@@ -62,11 +62,14 @@ def fetch_named(args: argparse.Namespace) -> tuple[list[str], Heads]:
 
 
 def heads_in(model: object) -> Heads:
-    """The drafting heads in a folder that is given as the model."""
-    if not isinstance(model, str | Path) or not os.path.isdir(model):  # noqa: PTH112 - as in_folder
+    """The drafting heads in the folder of the model, if that is the only one in it."""
+    if not isinstance(model, str | Path) or not os.path.exists(model):  # noqa: PTH110 - as in_folder
         return {}
-    folder = Path(model)
-    sizes = {file.name: file.stat().st_size for file in folder.glob(f"*{gguf_names.SUFFIX}")}
+    folder = Path(model) if os.path.isdir(model) else Path(model).parent  # noqa: PTH112
+    files = [file for file in folder.glob(f"*{gguf_names.SUFFIX}") if file.is_file()]
+    sizes = {file.name: file.stat().st_size for file in files}
+    if len(gguf_names.models(sizes)) != 1:
+        return {}
     return {name: (folder / name, sizes[name]) for name in gguf_names.heads(sizes)}
 
 

@@ -171,7 +171,7 @@ def test_a_folder_s_head_is_taken_where_files_are(tmp_path: Path) -> None:
     EAGLE3.write(tmp_path / "eagle3-gpt-oss-20b-Q8_0.gguf")
     found = command(model=str(tmp_path))
     assert found.load.draft == tmp_path / "eagle3-gpt-oss-20b-Q8_0.gguf"
-    assert command(model=str(tmp_path / "gpt-oss-20b-MXFP4.gguf")).load.draft is None
+    assert command(model=str(found.load.model)).load.draft == found.load.draft
     text = "the other one"
     with edgespec.load(found.load) as session:
         assert session.draft is not None
@@ -186,6 +186,14 @@ def test_a_head_of_half_of_the_budget_is_not_fetched(hub: FakeHub) -> None:
     assert found.load.draft is None
     assert "KiB, more than half of the memory budget)" in found.notes[-1]
     assert len(hub.ranges) == 1
+
+
+def test_heads_beside_several_models_are_of_none_of_them(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        MODEL.write(tmp_path / name)
+    EAGLE3.write(tmp_path / "eagle3-a.gguf")
+    found = command(model=str(tmp_path / "a.gguf"))
+    assert found.load.draft is None and not found.notes
 
 
 def test_a_name_that_is_too_long_is_no_folder() -> None:
