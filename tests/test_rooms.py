@@ -216,7 +216,7 @@ MOST_LINES = {
     "batch": 525,
     "bench": 1374,
     "chat": 1900,
-    "cli": 4689,
+    "cli": 4692,
     "completions": 4430,
     "concurrency": 567,
     "diagnosis": 480,
