@@ -163,8 +163,6 @@ class Ledger:
     """Fading sum of the expected tokens of rounds with guesses."""
     plain_tokens: float = 0.0
     """Fading sum of the tokens that would have taken their time without guesses."""
-    rounds: float = 0.0
-    """Fading number of these rounds."""
     spent: float = 0.0
     """Cost of guesses in the earlier texts of the pair, until saved again, as a share of what they
     may cost a text of 64 tokens or more: all texts together may lose as much."""
@@ -287,7 +285,6 @@ class Ledger:
         if outcome.guessed:
             self.tokens += outcome.n_texts + outcome.expected
             self.plain_tokens += cost
-            self.rounds += 1
             self.lost += cost - outcome.n_tokens
         if outcome.claimed:
             self.claimed = FADE * self.claimed + outcome.claimed
@@ -323,7 +320,6 @@ class Ledger:
         """Give earlier rounds with guesses less weight."""
         self.tokens *= share
         self.plain_tokens *= share
-        self.rounds *= share
 
     # What is remembered
 
@@ -339,5 +335,5 @@ class Ledger:
             setattr(self, name, min(most, max(0.0, numbers.get(name, getattr(self, name)))))
 
 
-KEPT = {"tokens": 1e6, "plain_tokens": 1e6, "rounds": 1e6, "spent": 1.0}
+KEPT = {"tokens": 1e6, "plain_tokens": 1e6, "spent": 1.0}
 """Numbers that are stored, with their upper bounds."""

@@ -252,7 +252,8 @@ class Scheduler(Closeable):
     @property
     def n_waiting(self) -> int:
         """Number of texts that wait."""
-        return len(self._line)
+        with self._lock:
+            return sum(text.is_waiting for text in self._open)
 
     def use(self) -> AbstractContextManager[None]:
         """Context manager for a use of the models' vocabularies. Raises SessionClosed."""
@@ -267,10 +268,8 @@ class Scheduler(Closeable):
         """Ask for the text's next token, which its `deliver` gets; the first time, it joins the
         line."""
         text.thread, text.is_wanted = threading.get_ident(), True
-        if not text.is_queued:
-            text.is_queued = True
-            self._line.append(text)
-        self._tell(wake)
+        is_new, text.is_queued = not text.is_queued, True
+        self._tell(lambda scheduler: scheduler._line.append(text) if is_new else None)
 
     def after_pass(self, work: Callable[[], T]) -> Future[T]:
         """Have `work` done by the engine's thread, after the pass that it makes; does not wait.

@@ -154,6 +154,11 @@ class Text:
         return self.failure is None and not self.transcript.is_finished
 
     @property
+    def is_waiting(self) -> bool:
+        """True if it is in line for a slot."""
+        return self.is_queued and not hasattr(self, "slot") and not self.ended.is_set()
+
+    @property
     def has_grammar(self) -> bool:
         return self.terms.constraint is not None
 
