@@ -10,10 +10,10 @@ import hashlib
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -301,14 +301,11 @@ def prompt_parts(n_tokens: int, most: int, tile: int = 0) -> list[range]:
     return [range(max(0, min(p.start, p.stop - tile)), max(p.stop, tile)) for p in parts]
 
 
-def installed() -> Iterator[Runtime | str]:
-    """The runtimes, each imported when it is taken; in the place of one that cannot be imported,
-    a sentence that says how to install it."""
-    yield from _imported(sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name))
-
-
-def _imported(entries: Iterable[EntryPoint]) -> Iterator[Runtime | str]:
-    for entry in entries:
+def installed(first: Callable[[str], bool] = lambda name: False) -> Iterator[Runtime | str]:
+    """The runtimes by name, those whose name is `first` before the others, each imported when it is
+    taken; in the place of one that cannot be imported, a sentence that says how to install it."""
+    entries = entry_points(group=ENTRY_POINTS)
+    for entry in sorted(entries, key=lambda entry: (not first(entry.name), entry.name)):
         try:
             runtime: Runtime = entry.load()
             yield runtime
@@ -338,11 +335,7 @@ def find(path: Path) -> Runtime:
         _check_download(file)
     names, missing = [], []
     # first the runtimes named like the files' suffix, so that no other library is imported
-    entries = sorted(
-        entry_points(group=ENTRY_POINTS),
-        key=lambda entry: (not _ends_with(path, entry.name), entry.name),
-    )
-    for runtime in _imported(entries):
+    for runtime in installed(partial(_ends_with, path)):
         if isinstance(runtime, str):
             missing.append(runtime)
         elif runtime.recognises(path):

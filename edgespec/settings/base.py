@@ -6,6 +6,7 @@ Defines no settings; `config` does.
 from __future__ import annotations
 
 import ast
+import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -180,10 +181,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def expanded(path: str) -> Path:
     """The path with `~` and `~name` expanded, if such a home folder is known."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        return Path(path)
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path's own raises for unknown names
 
 
 _SAID = {"missing": "missing", "string_too_short": "empty"}

@@ -6,8 +6,8 @@ Defines no options itself, and imports no model library.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib import import_module
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -57,8 +57,11 @@ class RuntimeOptions(Settings):
 
 def declared() -> dict[str, type[RuntimeOptions]]:
     """The installed runtimes' options, by the runtime's name."""
-    found = ((entry.name, _declared_beside(entry)) for entry in entry_points(group=ENTRY_POINTS))
-    return {name: options for name, options in sorted(found) if options is not None}
+    found = {}
+    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
+        with suppress(ImportError):
+            found[entry.name] = getattr(import_module(entry.module), "OPTIONS", None)
+    return {name: options for name, options in found.items() if options is not None}
 
 
 def option_names(role: Role | None = None) -> dict[str, str]:
@@ -94,11 +97,3 @@ def refuse_unused(
                         f"{named(getattr(chosen, name))}: {path.name} is {kind}, and {named} is "
                         f"for {chosen.kind}: leave it out"
                     )
-
-
-def _declared_beside(entry: EntryPoint) -> type[RuntimeOptions] | None:
-    """The options class beside an entry point; None if there is none or its import fails."""
-    try:
-        return getattr(import_module(entry.module), "OPTIONS", None)
-    except ImportError:
-        return None
