@@ -193,9 +193,9 @@ class PreparedModel(Prepared):
         return 0
 
     @property
-    def nested_sizes(self) -> NestedSizes | None:
-        """Sizes of a draft made of the upper bits of its weights; None if none can be made."""
-        return None
+    def nested_sizes(self) -> Sequence[NestedSizes]:
+        """Sizes of drafts that can be made of the upper bits of its weights."""
+        return ()
 
 
 class PreparedEmbedder(Prepared):

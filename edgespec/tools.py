@@ -36,8 +36,8 @@ class ModelTool(Protocol):
         """Estimated weights of a trimmed copy with so many bits per weight of its layers; 0 if none
         can be made."""
 
-    def nested_sizes(self, source: Path) -> NestedSizes | None:
-        """Sizes of a draft of the upper bits of the weights; None if none can be made."""
+    def nested_sizes(self, source: Path) -> Sequence[NestedSizes]:
+        """Sizes of drafts that can be made of the upper bits of the weights."""
 
     def trim(
         self,
@@ -49,8 +49,8 @@ class ModelTool(Protocol):
         progress: Progress | None = None,
     ) -> None:
         """Write `out`, the trimmed copy of `source` in quantisation `kind`, whose head rates
-        `token_ids`, ascending. If NESTED, it has the upper bits of the weights, and the lower ones
-        are written beside it.
+        `token_ids`, ascending. If in NESTED, it has the upper bits of the weights, and the lower
+        ones are written beside it.
 
         Rows of weights take about `buffer_bytes` while it is made. Raises EdgespecError for a full
         disk."""

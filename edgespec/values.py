@@ -20,14 +20,15 @@ ENLARGED_FROM = "edgespec.enlarged_from"
 """Metadata key of enlarged models, in every format, with the name of the model that they equal."""
 
 
-NESTED = "nested"
-"""Kind of a draft that is made of the upper bits of its target's weights."""
+NESTED = ("nested", "nested_small")
+"""Kinds of drafts that are made of the upper bits of their target's weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class NestedSizes:
     """Sizes of a draft of the upper bits of a target's weights."""
 
+    kind: str
     bits: float
     """Bits per weight of layers."""
     upper_bytes: int
@@ -35,6 +36,11 @@ class NestedSizes:
     """Bytes of the file with the lower bits."""
     unread_bytes: int
     """Bytes of the target that passes need not read where the draft is beside it."""
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of both files, about."""
+        return self.upper_bytes + self.lower_bytes
 
 
 @dataclass(frozen=True, slots=True)

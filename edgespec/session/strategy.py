@@ -20,7 +20,7 @@ from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.paging.disk_speed import USUAL_BYTES_PER_S
 from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, USUAL_DRAFT_MAX
 from edgespec.settings.units import format_size
-from edgespec.values import NESTED, NestedSizes
+from edgespec.values import NestedSizes
 
 USUAL_THREADS, MOST_THREADS = 2, 8
 """Threads of the machine that was measured; beyond MOST_THREADS memory limits them."""
@@ -73,6 +73,8 @@ COARSENESSES = (
     Coarseness("Q3_K_S", 3.5, Guessing((5.3, 8.5), 10, 10 / 3)),
     Coarseness("Q2_K", 3.0, Guessing((4.7, 7.7), 10, 10 / 3)),
 )
+TWO_BITS = Guessing((3.0, 6.4), 10, 10 / 3)
+"""Rounds with the upper 2 bits of a Q4_K_M, which are not as good as a copy in Q2_K."""
 COMPUTE_BYTES, MAKING_BYTES = 20 * MIB, 16 * MIB
 """Compute buffers of a draft with the embeddings of a batch, and growth of a process that makes a
 draft, before it loads the pair to measure it."""
@@ -119,7 +121,7 @@ class Strategy:
     @property
     def disk_bytes(self) -> int:
         """Bytes of the draft's files."""
-        return self.file_bytes + (self.nested.lower_bytes if self.nested else 0)
+        return self.nested.disk_bytes if self.nested else self.file_bytes
 
     def rates(self, speed: Speed) -> tuple[float, float]:
         """Tokens per second in conversation, and on code."""
@@ -197,11 +199,11 @@ def own_drafts(
     plan: MemoryPlan,
     weight_bytes: int,
     trimmed_bytes: Callable[[float], int],
-    nested: NestedSizes | None = None,
+    nested: Sequence[NestedSizes] = (),
 ) -> list[Strategy]:
     """Drafts made from a target that fit beside it under its `plan` without one.
 
-    `trimmed_bytes` gives the size of a draft with so many bits per weight, `nested` those of one of
+    `trimmed_bytes` gives the size of a draft with so many bits per weight, `nested` those of
     the target's upper bits. What a copy is made of needs none where it stays pinned, which pins
     more.
     """
@@ -216,10 +218,10 @@ def own_drafts(
         for one in COARSENESSES
         if (nbytes := trimmed_bytes(one.bits))
     ]
-    if nested:
-        like = next((one for one in COARSENESSES if one.bits <= nested.bits), COARSENESSES[-1])
-        upper = beside(plan, weight_bytes, NESTED, nested.upper_bytes)
-        made.append(replace(upper, guessing=like.guessing, nested=nested))
+    for sizes in nested:
+        guessing = next((one.guessing for one in COARSENESSES if one.bits <= sizes.bits), TWO_BITS)
+        upper = beside(plan, weight_bytes, sizes.kind, sizes.upper_bytes)
+        made.append(replace(upper, guessing=guessing, nested=sizes))
     return [one for one in made if one.draft_bytes <= plan.budget_bytes - plan.smallest_bytes]
 
 
@@ -228,7 +230,7 @@ def own_draft(
     trimmed_bytes: Callable[[float], int],
     disk_bytes_per_s: float = USUAL_BYTES_PER_S,
     is_promised: bool = False,
-    nested: NestedSizes | None = None,
+    nested: Sequence[NestedSizes] = (),
 ) -> tuple[Strategy, tuple[float, float]] | None:
     """The fastest draft made from a target under its `plan`, and its speedup; None if none is worth
     making: on code, or where it is promised also in conversation."""
@@ -244,7 +246,7 @@ def hint(
     plan: MemoryPlan,
     trimmed_bytes: Callable[[float], int],
     disk_bytes_per_s: Callable[[], float],
-    nested: NestedSizes | None = None,
+    nested: Sequence[NestedSizes] = (),
 ) -> Sequence[str]:
     """A note about what a draft made from the target would bring; none if none would be made, or if
     no guesses are wanted. The disk is asked only where the usual one lets a draft pay."""

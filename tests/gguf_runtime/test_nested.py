@@ -15,6 +15,7 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.models.enlarging import enlarge
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings, SamplingParams
+from edgespec.values import NESTED
 from edgespec_runtimes.enlarge.gguf.trim import nest
 from edgespec_runtimes.gguf.file.header import read_header
 
@@ -33,7 +34,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def draft(target: Path) -> Path:
     out = target.with_name("draft.gguf")
-    nest(target, out, range(4096))
+    nest(target, out, NESTED[0], range(4096))
     return out
 
 
@@ -79,7 +80,7 @@ def test_a_matrix_with_a_scale_that_has_no_upper_part_is_the_drafts_as_it_is(
         sign = file.read(1)[0] ^ 0x80
         file.seek(entry.offset + 1)
         file.write(bytes([sign]))
-    nest(odd, out, range(4096))
+    nest(odd, out, NESTED[0], range(4096))
     parts = (read_header(path).tensors_by_name for path in (out, lower_parts(out)))
     assert [part.get(entry.name) is not None for part in parts] == [True, False]
     assert read_header(out).tensors_by_name[entry.name].type.name == "Q8_0"
@@ -121,7 +122,7 @@ def test_one_that_is_interrupted_leaves_nothing(target: Path, tmp_path: Path) ->
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        nest(target, tmp_path / "draft.gguf", range(4096), interrupt)
+        nest(target, tmp_path / "draft.gguf", NESTED[0], range(4096), interrupt)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -131,7 +132,7 @@ def test_a_full_disk_is_told_before_anything_is_written(
     free = shutil.disk_usage(tmp_path)._replace(free=40 << 20)  # enough for the draft alone
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     with pytest.raises(EdgespecError, match=r"40\.0 MiB are free"):
-        nest(target, tmp_path / "draft.gguf", range(4096))
+        nest(target, tmp_path / "draft.gguf", NESTED[0], range(4096))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,7 +11,8 @@ from tests.gguf_files import TYPE_CODES, pack_weights
 
 N_UNITS = 700
 """More than are merged at a time."""
-KINDS = sorted(NESTINGS)
+NESTING = {f"{kind}-{n.upper.name}": n for kind, found in NESTINGS.items() for n in found}
+KINDS = sorted(NESTING)
 
 
 def weights() -> np.ndarray:
@@ -21,8 +22,12 @@ def weights() -> np.ndarray:
     return values
 
 
+def file_type(kind: str) -> str:
+    return kind.split("-", maxsplit=1)[0]
+
+
 def units_of(kind: str) -> np.ndarray:
-    return np.frombuffer(pack_weights(weights(), kind), np.uint8).reshape(N_UNITS, -1)
+    return np.frombuffer(pack_weights(weights(), file_type(kind)), np.uint8).reshape(N_UNITS, -1)
 
 
 def merged(nesting: Nesting, upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
@@ -41,7 +46,7 @@ def floats(code: int, units: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_parts_are_the_files_bytes(kind: str):
-    units, nesting = units_of(kind), NESTINGS[kind]
+    units, nesting = units_of(kind), NESTING[kind]
     upper, lower = nesting.split(units)
     assert upper.shape == (N_UNITS, nesting.upper_bytes)
     assert lower.shape == (N_UNITS, nesting.lower_bytes)
@@ -51,7 +56,7 @@ def test_both_parts_are_the_files_bytes(kind: str):
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_bytes_come_back_or_have_no_parts(kind: str):
     """Hostile blocks: scales that are negative, infinite, not numbers, or far too large."""
-    nesting = NESTINGS[kind]
+    nesting = NESTING[kind]
     drawn = np.random.default_rng(2).integers(0, 256, (4000, nesting.file_bytes), np.uint8)
     n_split = 0
     for unit in drawn[:, None]:
@@ -65,15 +70,18 @@ def test_any_bytes_come_back_or_have_no_parts(kind: str):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_upper_part_is_close_to_the_weights(kind: str):
-    units, nesting = units_of(kind), NESTINGS[kind]
+    units, nesting = units_of(kind), NESTING[kind]
     near = floats(nesting.upper.code, nesting.split(units)[0])
-    stored = floats(TYPE_CODES[kind], units)
+    stored = floats(TYPE_CODES[file_type(kind)], units)
     decibels = 10 * np.log10((stored**2).sum() / ((near - stored) ** 2).sum())
-    assert decibels > {"Q8_0": 20, "Q6_K": 13, "Q5_K": 20}[kind]
+    assert (
+        decibels
+        > {"Q8_0-Q4_K": 20, "Q8_0-Q3_K": 13, "Q6_K-Q3_K": 13, "Q5_K-Q4_K": 20, "Q4_K-Q2_K": 9}[kind]
+    )
 
 
 def test_a_scale_that_the_upper_part_cannot_hold_has_no_parts():
     for scale in (np.inf, -np.inf, np.nan, -1.0, 60_000.0):
-        units = units_of("Q8_0").copy()
+        units = units_of("Q8_0-").copy()
         units[7, 34:36] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
-        assert NESTINGS["Q8_0"].split(units) is None
+        assert NESTING["Q8_0-Q4_K"].split(units) is None

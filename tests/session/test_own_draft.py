@@ -10,6 +10,7 @@ import pytest
 from edgespec.cli import command_line
 from edgespec.errors import BudgetError, UsageError
 from edgespec.files import cache_folder
+from edgespec.files.cache_folder import lower_parts
 from edgespec.files.json_file import JsonFile
 from edgespec.files.sampled import sampled_digest
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
@@ -69,7 +70,7 @@ class Tool:
 
     def __init__(self, size_bytes: Callable[[float], int]) -> None:
         self.trimmed_bytes = lambda target, bits: size_bytes(bits)
-        self.nested_sizes = lambda target: None
+        self.nested_sizes = lambda target: ()
 
 
 def plan(budget_mib: int, smallest_mib: int = 150) -> MemoryPlan:
@@ -149,7 +150,7 @@ def test_it_is_made_once_and_used_from_then_on(
     monkeypatch.setattr(own_draft, "MIN_MEASURED", 0.0)
     settings = LoadSettings(model=big, draft="self", memory_budget=budget(big), ctx_size=512)
     path = own_draft.obtain(settings)
-    assert kept(cache) == [path.name]
+    assert kept(cache) == [path.name, lower_parts(path).name]
     written = path.stat().st_mtime_ns
     alone = settings.model_copy(update={"draft": None})
     with session.load(alone) as loaded:
@@ -161,6 +162,8 @@ def test_it_is_made_once_and_used_from_then_on(
     made = own_draft.measured(path)
     assert made is not None
     assert made.tokens_per_pass > 1
+    lower_parts(path).write_bytes(b"damaged")
+    assert not own_draft._fits(settings, path, own_draft._silent)
 
 
 @pytest.mark.slow
@@ -171,7 +174,7 @@ def test_interrupted_work_leaves_nothing(
     monkeypatch.setattr(strategy, "MIN_SPEEDUP", 0.0)
 
     def interrupt(what: str, share: float) -> None:
-        if what.startswith("quantising") and share > 0.2:
+        if what.startswith("writing") and share > 0.2:
             raise KeyboardInterrupt
 
     settings = LoadSettings(model=big, draft="self", memory_budget=budget(big), ctx_size=512)

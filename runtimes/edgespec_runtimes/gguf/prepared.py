@@ -138,7 +138,7 @@ class PreparedGguf(PreparedModel):
         return trimmed_bytes(self._header, bits)
 
     @property
-    def nested_sizes(self) -> NestedSizes | None:
+    def nested_sizes(self) -> list[NestedSizes]:
         return nested_sizes(self._header)
 
     def tokens(self) -> Sequence[bytes]:

@@ -24,7 +24,7 @@ class GgufTool:
     def trimmed_bytes(self, source: Path, bits: float) -> int:
         return trimmed_bytes(read_header(source), bits)
 
-    def nested_sizes(self, source: Path) -> NestedSizes | None:
+    def nested_sizes(self, source: Path) -> list[NestedSizes]:
         return nested_sizes(read_header(source))
 
 

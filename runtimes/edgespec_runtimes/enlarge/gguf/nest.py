@@ -34,14 +34,13 @@ class CannotNest(Exception):
 class LowerParts:
     """The lower parts of a model's weights, written to `file` while their upper parts are read."""
 
-    def __init__(self, header: GgufFile, file: BinaryIO, whole: Collection[str]) -> None:
+    def __init__(self, header: GgufFile, file: BinaryIO, kind: str, whole: Collection[str]) -> None:
         """The matrices `whole` are not split."""
-        self.whole = frozenset(whole)
+        self._kind, self._whole = kind, frozenset(whole)
         self.nestings: Mapping[str, Nesting] = {
             tensor.name: nesting
             for tensor in header.tensors
-            if tensor.name not in (EMBEDDINGS, OUTPUT, *self.whole)
-            and (nesting := nesting_of(tensor))
+            if tensor.name not in (EMBEDDINGS, OUTPUT) and (nesting := self.nesting(tensor))
         }
         if not self.nestings:
             raise ModelError(f"{header.path} has no weights that nest: choose another quantisation")
@@ -61,6 +60,10 @@ class LowerParts:
     def pairs(self) -> list[bytes]:
         """Metadata of the draft, in which `seal` puts the digest of the lower parts."""
         return [pack_pair(SOURCE, self._source), pack_pair(LOWER, "-" * _DIGITS)]
+
+    def nesting(self, tensor: TensorEntry) -> Nesting | None:
+        """The way in which a matrix is split; None if it is not."""
+        return None if tensor.name in self._whole else nesting_of(tensor, self._kind)
 
     def split(self, header: GgufFile, tensor: TensorEntry) -> Iterator[bytes]:
         """The upper part of a tensor, in pieces; its lower part is written. Raises CannotNest."""

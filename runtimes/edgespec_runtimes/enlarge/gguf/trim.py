@@ -40,7 +40,6 @@ from edgespec_runtimes.gguf.file.trimmed_header import (
 from edgespec_runtimes.gguf.file.validation import validate
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.quantiser import quantise
-from edgespec_runtimes.gguf.weights.nested import nesting_of
 
 VOCABULARY_TYPE, NARROW_TYPE = "Q3_K", "Q4_0"
 """Types of embeddings and head: in blocks of 256 elements, and of 32."""
@@ -75,8 +74,8 @@ def trim(
     EdgespecError when the disk is too small or fails.
     """
     check_trimmable(source)
-    if kind == NESTED:
-        nest(source, out, token_ids, progress)
+    if kind in NESTED:
+        nest(source, out, kind, token_ids, progress)
         return
     vocabulary_type = VOCABULARY_TYPE if has_large_blocks(read_header(source)) else NARROW_TYPE
     with scratch_folder(out.parent) as folder:
@@ -86,15 +85,20 @@ def trim(
 
 
 def nest(
-    source: Path, out: Path, token_ids: Sequence[int], progress: Progress | None = None
+    source: Path,
+    out: Path,
+    kind: str,
+    token_ids: Sequence[int],
+    progress: Progress | None = None,
 ) -> None:
     """Write `out`, the trimmed copy of `source` of the upper parts of its weights, and beside it
-    the lower ones. Raises ModelError if there are no such parts, EdgespecError for a full disk."""
+    the lower ones; `kind` is one of NESTED. Raises ModelError if there are no such parts,
+    EdgespecError for a full disk."""
     header, whole = read_header(source), set[str]()
     while True:
         try:
             with unfinished_file(lower_parts(out)) as file:
-                parts = LowerParts(header, file, whole)
+                parts = LowerParts(header, file, kind, whole)
                 write_trimmed(source, out, token_ids, progress, parts)
             seal(out)
             return
@@ -114,7 +118,7 @@ def write_trimmed(
     header = read_header(source)
     table = header.tensors_by_name[EMBEDDINGS]
     head = replace(header.tensors_by_name.get(OUTPUT, table), name=EMBEDDINGS)
-    nested = nesting_of(head) if parts and EMBEDDINGS not in parts.whole else None
+    nested = parts.nesting(head) if parts else None
 
     def head_rows() -> Iterator[bytes]:
         rows = _rows(header, head, token_ids)

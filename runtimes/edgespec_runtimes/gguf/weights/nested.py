@@ -17,7 +17,7 @@ from edgespec.errors import ModelError, setting
 from edgespec.files.cache_folder import lower_parts
 from edgespec.files.sampled import sampled_digest
 from edgespec.paging.reader import BLOCK_BYTES, MERGED_BYTES, Extent, NestedRun, Run, Segment
-from edgespec.values import NestedSizes
+from edgespec.values import NESTED, NestedSizes
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, read_header
 from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT
 from edgespec_runtimes.gguf.file.trimmed_header import can_be_trimmed, head_bytes
@@ -41,30 +41,39 @@ def is_nested(draft: GgufFile) -> bool:
     return SOURCE in draft.entries
 
 
-def nesting_of(entry: TensorEntry) -> Nesting | None:
-    """The kind of a matrix that nests; None if it does not."""
-    nesting = NESTINGS.get(entry.type.name)
-    is_fit = entry.nbytes >= SMALL_BYTES and len(entry.shape) == 2 and entry.shape[0] % UNIT == 0
-    return nesting if is_fit else None
+def nesting_of(entry: TensorEntry, kind: str) -> Nesting | None:
+    """The way in which a matrix nests in a kind of draft; None if it does not.
 
-
-def nested_sizes(header: GgufFile) -> NestedSizes | None:
-    """Sizes of a draft of the upper parts of a model's weights; None if few have such parts."""
-    if not can_be_trimmed(header):
+    The second kind takes as little memory as there can be. Where codes have 2 bits, attention is
+    whole in the first: with it Qwen2.5-Coder-1.5B agreed with itself in 69 % of a conversation,
+    without in 63.
+    """
+    ways, is_small = NESTINGS.get(entry.type.name, ()), kind != NESTED[0]
+    if not ways or entry.nbytes < SMALL_BYTES or len(entry.shape) != 2 or entry.shape[0] % UNIT:
         return None
+    nesting = ways[-1 if is_small else 0]
+    is_attention = ".attn_" in entry.name
+    return None if is_attention and nesting.upper.name == "Q2_K" and not is_small else nesting
+
+
+def nested_sizes(header: GgufFile) -> list[NestedSizes]:
+    """Sizes of drafts of the upper parts of a model's weights, if enough have such parts."""
+    found = [_sizes(header, kind) for kind in NESTED] if can_be_trimmed(header) else []
+    return [one for one in found if one.lower_bytes >= _LEAST_LOWER_SHARE * one.disk_bytes]
+
+
+def _sizes(header: GgufFile, kind: str) -> NestedSizes:
     n_upper = n_lower = n_unread = n_weights = 0
     for entry in header.tensors:
         if entry.name not in (EMBEDDINGS, OUTPUT):
-            nesting, n = nesting_of(entry), math.prod(entry.shape)
+            nesting, n = nesting_of(entry, kind), math.prod(entry.shape)
             n_weights += n
             lower_bytes = n // UNIT * nesting.lower_bytes if nesting else 0
             n_lower += lower_bytes
             n_upper += n // UNIT * nesting.upper_bytes if nesting else entry.nbytes
             n_unread += (entry.nbytes - lower_bytes) * (entry.nbytes >= SMALL_BYTES)
-    if n_lower < _LEAST_LOWER_SHARE * (n_lower + n_upper):
-        return None
     bits = 8 * n_upper / n_weights
-    return NestedSizes(bits, n_upper + head_bytes(header), n_lower, n_unread)
+    return NestedSizes(kind, bits, n_upper + head_bytes(header), n_lower, n_unread)
 
 
 def check_intact(draft: GgufFile, target: GgufFile) -> None:
@@ -126,8 +135,9 @@ class NestedWeights:
             upper, low = (file.tensors_by_name.get(entry.name) for file in (draft, lower))
             if upper is None or entry.nbytes < SMALL_BYTES or upper.shape != entry.shape:
                 continue
-            nesting = nesting_of(entry)
-            if nesting and low and upper.type == nesting.upper:
+            ways = NESTINGS.get(entry.type.name, ())
+            nesting = next((way for way in ways if way.upper == upper.type), None)
+            if nesting and low:
                 self._matrices[entry.name] = _Matrix(nesting, low.offset)
             elif upper.type == entry.type:
                 row_bytes = entry.type.nbytes(entry.shape[0])

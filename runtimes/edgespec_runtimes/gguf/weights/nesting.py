@@ -6,8 +6,9 @@ Knows blocks of bytes and neither files nor models. A unit is 256 weights of one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -25,13 +26,12 @@ _FOUR = np.uint64(4)
 _Q8_0 = np.dtype([("scale", "<u2"), ("codes", "V32")])
 _BITS = [np.uint64(n) for n in range(8)]
 """Numbers of bits to shift by."""
-_MASKS = np.where(
-    np.arange(256)[:, None] >> np.arange(8) & 1, np.uint64(0), np.uint64(0x0808080808080808)
-)
-"""For each byte of bits, eights where they are 0."""
+_MASKS = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.uint64(0), ~np.uint64(0))
+"""For each byte of bits, ones where they are 0."""
 _HALF = 7.5
 """Mean of the lower 4 bits."""
-_MOST = np.finfo(np.float16).max
+_MOST = 8.0
+"""Largest scale of what nests, many times those of models: the scales of its upper part are finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def _split_q8_0(units: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     weights, too, of 6 bits; the file's own scale is with the lower part."""
     blocks = units.reshape(-1, 8, 34)
     scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0].astype(np.float32)
-    if not (scales >= 0).all() or scales.max(initial=0) * 16 * _HALF > _MOST:
+    if not ((scales >= 0) & (scales <= _MOST)).all():
         return None
     codes = blocks[..., 2:].reshape(-1, 4, 2, 32)
     upper, lower = codes >> 4 ^ 8, codes & 15
@@ -83,10 +83,7 @@ def _split_q5_k(units: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     codes = np.stack([nibbles & 15, nibbles >> 4], 2).reshape(-1, 8, 32) | fifths << 4
     scales, minima = _scales(head)
     step, least = _floats(head[:, :2]), _floats(head[:, 2:4])
-    if (
-        not (np.isfinite(step) & np.isfinite(least)).all()
-        or np.abs(step).max(initial=0) > _MOST / 2
-    ):
+    if not (np.abs([step, least]) <= _MOST).all():  # false for what is no number
         return None
     wanted = np.maximum(least * minima - step * scales / 2, 0)
     unit = (wanted.max(1, keepdims=True) / 63).astype(np.float16)
@@ -114,6 +111,57 @@ def _join_q5_k(upper: np.ndarray, lower: np.ndarray, out: np.ndarray) -> None:
     out[:, :16].view("V16")[:] = lower[:, :16].view("V16")
 
 
+def _split_q4_k(units: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Codes are 4 * upper + lower. Scales and minima are with the lower part as they were; those of
+    Q2_K, for 16 weights, are fitted."""
+    head, nibbles = units[:, :16], units[:, 16:].reshape(-1, 4, 32)
+    codes = np.stack([nibbles & 15, nibbles >> 4], 2).reshape(-1, 8, 32)
+    step, least = _floats(head[:, :2]), _floats(head[:, 2:4])
+    if not (np.abs([step, least]) <= _MOST).all():
+        return None
+    scales, minima = _scales(head)
+    weights = (codes * (step * scales)[..., None] - (least * minima)[..., None]).reshape(-1, 16, 16)
+    upper = (codes >> 2).reshape(-1, 16, 16)
+    lower = _pairs((codes & 3).reshape(-1, 2, 4, 32))
+    return _q2_k(upper, weights), np.concatenate([head, lower], 1)
+
+
+def _q2_k(upper: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Units of Q2_K with these codes [units, 16, 16]; scales and minima are fitted to the weights,
+    of some units for them the best."""
+    codes = upper.astype(np.float32)
+    mean, wanted = codes.mean(2), weights.mean(2)
+    spread = codes - mean[..., None]
+    slope = (spread * (weights - wanted[..., None])).sum(2) / np.maximum((spread**2).sum(2), 1e-9)
+    slope = np.maximum(slope, 0)
+    best = np.full((len(upper), 20), 255, np.uint8), np.full(len(upper), np.inf)
+    for share in (1.0, 0.93, 0.86, 0.78):
+        step = (share * slope.max(1, keepdims=True) / 15).astype(np.float16)
+        scales = _rounded(slope, step.astype(np.float32), 15)
+        scaled = scales * step.astype(np.float32)
+        offset = np.maximum(scaled * mean - wanted, 0)
+        least = (offset.max(1, keepdims=True) / 15).astype(np.float16)
+        minima = _rounded(offset, least.astype(np.float32), 15)
+        near = scaled[..., None] * codes - (minima * least.astype(np.float32))[..., None]
+        error = ((near - weights) ** 2).sum((1, 2))
+        found = np.concatenate([scales | minima << 4, step.view(np.uint8), least.view(np.uint8)], 1)
+        is_better = error < best[1]
+        best = np.where(is_better[:, None], found, best[0]), np.where(is_better, error, best[1])
+    pairs = _pairs(upper.reshape(-1, 2, 4, 32))
+    return np.concatenate([best[0][:, :16], pairs, best[0][:, 16:]], 1)
+
+
+def _join_q4_k(upper: np.ndarray, lower: np.ndarray, out: np.ndarray) -> None:
+    out[:, :16].view("V16")[:] = lower[:, :16].view("V16")
+    for half in range(2):
+        high, low = (_lanes(units, 16 + 32 * half) for units in (upper, lower))
+        for part in (0, 2):
+            first, second = _BITS[2 * part], _BITS[2 * part + 2]
+            codes = (high >> first & _bytes(3)) << _BITS[2] | low >> first & _bytes(3)
+            codes |= (high >> second & _bytes(3)) << _BITS[6] | (low >> second & _bytes(3)) << _FOUR
+            _put(codes, out, 16 + 64 * half + 16 * part)
+
+
 def _split_q6_k(units: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     """Codes, from -32 to 31, are 8 * upper + lower, rounded; where one of 16 would be rounded
     beyond 3, all are rounded down, which a bit tells. The scales of Q3_K are fitted."""
@@ -122,49 +170,103 @@ def _split_q6_k(units: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     rows |= (high >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3) << 4
     codes = rows.reshape(-1, 16, 16)
     step = _floats(units[:, 208:])
-    if not np.isfinite(step).all() or np.abs(step).max(initial=0) > _MOST / 1024:
+    if not (np.abs(step) <= _MOST).all():
         return None
-    is_floor = codes.max(2) >= 60
-    upper = codes + np.where(is_floor, 0, 4).astype(np.uint8)[..., None] >> 3
+    upper, floors = _rounded_codes(codes, 3)
     weights = (codes.astype(np.float32) - 32) * (units[:, 192:208].view(np.int8) * step)[..., None]
+    lowers = [_three_bits((codes & 7).reshape(-1, 8, 32)), units[:, 192:], floors]
+    return _q3_k(upper, weights), np.concatenate(lowers, 1)
+
+
+def _rounded_codes(codes: np.ndarray, n_bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Upper 3 bits of codes [units, 16, 16] with `n_bits` more, and a bit for each 16 that are
+    rounded down, because one of them would be rounded beyond 7."""
+    half = 1 << n_bits - 1
+    is_floor = codes.max(2) >= 16 * half - half
+    upper = codes + np.where(is_floor, 0, half).astype(np.uint8)[..., None] >> n_bits
+    return upper, np.packbits(is_floor, axis=1, bitorder="little")
+
+
+def _q3_k(upper: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Units of Q3_K with these codes [units, 16, 16], whose scales are fitted to the weights."""
     centred = upper.astype(np.float32) - 4
     power = np.maximum((centred**2).sum(2), 1)
     fitted = (centred * weights).sum(2) / power
     unit = (np.abs(fitted).max(1, keepdims=True) / 31).astype(np.float16)
     scales = _rounded(fitted, unit.astype(np.float32), 31, -32).astype(np.int8) + 32
     scales = scales.astype(np.uint8)
-    packed = np.empty((len(units), 12), np.uint8)
+    packed = np.empty((len(upper), 12), np.uint8)
     packed[:, :8] = scales[:, :8] & 15 | scales[:, 8:] << 4
     fourths = (scales >> 4).reshape(-1, 4, 4)
     packed[:, 8:] = fourths[:, 0] | fourths[:, 1] << 2 | fourths[:, 2] << 4 | fourths[:, 3] << 6
-    floors = np.packbits(is_floor, axis=1, bitorder="little")
     uppers = [_three_bits(upper.reshape(-1, 8, 32)), packed, unit.view(np.uint8)]
-    lowers = [_three_bits((codes & 7).reshape(-1, 8, 32)), units[:, 192:], floors]
-    return np.concatenate(uppers, 1), np.concatenate(lowers, 1)
+    return np.concatenate(uppers, 1)
 
 
 def _join_q6_k(upper: np.ndarray, lower: np.ndarray, out: np.ndarray) -> None:
     # where it was rounded, a lower code of 4 and more belongs to the upper one before
-    rounded = _MASKS[lower[:, 114:]].reshape(-1, 8, 2)
-    thirds = _lanes(upper, 0), _lanes(lower, 0)
+    rounded = _masks(lower[:, 114:], 8)
+    rows = zip(_rows_of_three_bits(upper), _rows_of_three_bits(lower), rounded, strict=True)
     for half in range(2):
-        pairs = _lanes(upper, 32 + 32 * half), _lanes(lower, 32 + 32 * half)
-        low, high = [np.zeros_like(pairs[0]) for _ in range(2)], np.zeros_like(pairs[0])
-        for part in range(4):
-            row = 4 * half + part
-            code, rest = (
-                pair >> _BITS[2 * part] & _bytes(3) | (third >> _BITS[row] & _bytes(1)) << _BITS[2]
-                for pair, third in zip(pairs, thirds, strict=True)
-            )
-            code <<= _BITS[3]
-            code -= rest << _BITS[1] & np.repeat(rounded[:, row], 2)
-            code |= rest
+        low, high = np.zeros((2, 4 * len(out)), np.uint64), np.zeros(4 * len(out), np.uint64)
+        for part, (first, rest, mask) in enumerate(islice(rows, 4)):
+            code = (first << _BITS[3]) - (rest << _BITS[1] & mask) | rest
             low[part % 2] |= (code & _LOW) << _BITS[4 * (part // 2)]
             high |= (code >> _FOUR & _bytes(3)) << _BITS[2 * part]
         _put(low[0], out, 64 * half)
         _put(low[1], out, 64 * half + 32)
         _put(high, out, 128 + 32 * half)
     out[:, 192:].view("V18")[:] = lower[:, 96:114].view("V18")
+
+
+def _split_q8_0_small(units: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Codes are 32 * upper + lower, rounded as those of Q6_K, which are turned around where the
+    largest of 16 is positive. The file's scales are with the lower part."""
+    blocks = units.reshape(-1, 8, 34)
+    scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float32)
+    if not (np.abs(scales) <= _MOST).all():
+        return None
+    weights = (blocks[..., 2:].view(np.int8) * scales).reshape(-1, 16, 16)
+    codes = (blocks[..., 2:] ^ 128).reshape(-1, 16, 16)
+    is_kept = codes.max(2) <= 255 - codes.min(2)
+    codes ^= np.where(is_kept, 0, 255).astype(np.uint8)[..., None]
+    upper, floors = _rounded_codes(codes, 5)
+    kept, codes = np.packbits(is_kept, axis=1, bitorder="little"), codes.reshape(-1, 8, 32)
+    fifths = np.packbits(codes >> 4 & 1, axis=1, bitorder="little").reshape(-1, 32)
+    nibbles = _nibbles((codes & 15).reshape(-1, 4, 2, 32))
+    heads = np.ascontiguousarray(blocks[..., :2]).reshape(-1, 16)
+    return _q3_k(upper, weights), np.concatenate([heads, nibbles, fifths, floors, kept], 1)
+
+
+def _join_q8_0_small(upper: np.ndarray, lower: np.ndarray, out: np.ndarray) -> None:
+    blocks = out.view(_Q8_0)
+    blocks["scale"] = lower[:, :16].view("<u2")
+    fifths, rounded = _lanes(lower, 144), _masks(lower[:, 176:178], 32)
+    rows = zip(_rows_of_three_bits(upper), rounded, _masks(lower[:, 178:], 255), strict=True)
+    for row, (first, mask, turned) in enumerate(rows):
+        if row % 2 == 0:
+            nibbles = _lanes(lower, 16 + 16 * row)
+        rest = nibbles >> _BITS[4 * (row % 2)] & _LOW
+        rest |= (fifths >> _BITS[row] & _bytes(1)) << _BITS[4]
+        code = ((first << _BITS[5]) - (rest << _BITS[1] & mask) | rest) ^ _bytes(128) ^ turned
+        blocks["codes"][:, row] = code.view("V32")
+
+
+def _rows_of_three_bits(units: np.ndarray) -> Iterator[np.ndarray]:
+    """The 8 rows of codes that `_three_bits` packed, in lanes."""
+    thirds = _lanes(units, 0)
+    for row in range(8):
+        if row % 4 == 0:
+            pairs = _lanes(units, 32 + 8 * row)
+        found = pairs >> _BITS[row % 4 * 2] & _bytes(3)
+        found |= (thirds >> _BITS[row] & _bytes(1)) << _BITS[2]
+        yield found
+
+
+def _masks(floors: np.ndarray, bit: int) -> Iterator[np.ndarray]:
+    """For each of 8 rows, lanes with `bit` where codes were rounded, not rounded down."""
+    masks = _MASKS[floors].reshape(-1, 8, 2) & _bytes(bit)
+    return (np.repeat(masks[:, row], 2) for row in range(8))
 
 
 def _lanes(units: np.ndarray, begin: int) -> np.ndarray:
@@ -185,9 +287,14 @@ def _bytes(value: int) -> np.uint64:
 def _three_bits(codes: np.ndarray) -> np.ndarray:
     """Codes of 3 bits [units, 8, 32] as bytes [units, 96], in the order of Q3_K."""
     third = np.packbits(codes >> 2, axis=1, bitorder="little").reshape(-1, 32)
-    pairs = (codes & 3).reshape(-1, 2, 4, 32)
-    packed = pairs[:, :, 0] | pairs[:, :, 1] << 2 | pairs[:, :, 2] << 4 | pairs[:, :, 3] << 6
-    return np.concatenate([third, packed.reshape(-1, 64)], 1)
+    return np.concatenate([third, _pairs((codes & 3).reshape(-1, 2, 4, 32))], 1)
+
+
+def _pairs(codes: np.ndarray) -> np.ndarray:
+    """Codes of 2 bits [units, 2, 4, 32] as bytes [units, 64], in the order of Q2_K."""
+    packed = codes[:, :, 0] | codes[:, :, 1] << 2 | codes[:, :, 2] << 4 | codes[:, :, 3] << 6
+    found: np.ndarray = packed.reshape(-1, 64)
+    return found
 
 
 def _scales(head: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -238,12 +345,16 @@ def _join_q8_0(upper: np.ndarray, lower: np.ndarray, out: np.ndarray) -> None:
     blocks["codes"][:, 1::2] = high.view("V32")
 
 
-NESTINGS: Mapping[str, Nesting] = {
-    "Q8_0": Nesting(TYPES["Q4_K"], 272, 144, 144, _split_q8_0, _join_q8_0),
-    "Q6_K": Nesting(TYPES["Q3_K"], 210, 110, 116, _split_q6_k, _join_q6_k),
-    "Q5_K": Nesting(TYPES["Q4_K"], 176, 144, 48, _split_q5_k, _join_q5_k),
+NESTINGS: Mapping[str, Sequence[Nesting]] = {
+    "Q8_0": [
+        Nesting(TYPES["Q4_K"], 272, 144, 144, _split_q8_0, _join_q8_0),
+        Nesting(TYPES["Q3_K"], 272, 110, 180, _split_q8_0_small, _join_q8_0_small),
+    ],
+    "Q6_K": [Nesting(TYPES["Q3_K"], 210, 110, 116, _split_q6_k, _join_q6_k)],
+    "Q5_K": [Nesting(TYPES["Q4_K"], 176, 144, 48, _split_q5_k, _join_q5_k)],
+    "Q4_K": [Nesting(TYPES["Q2_K"], 144, 84, 80, _split_q4_k, _join_q4_k)],
 }
-"""Kinds of weights that nest, by the name of their type."""
+"""Ways in which weights nest, by the name of their type, the largest upper part first."""
 
 
 def as_stored(kind: TensorType, unit_bytes: int) -> Nesting:
