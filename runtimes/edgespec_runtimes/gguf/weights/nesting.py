@@ -31,7 +31,7 @@ _MASKS = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.uint64(0), ~np
 _HALF = 7.5
 """Mean of the lower 4 bits."""
 _MOST = 8.0
-"""Largest scale of what nests, many times those of models: the scales of its upper part are finite."""
+"""Largest scale of what nests, many times those of models: scales of upper parts are finite."""
 
 
 @dataclass(frozen=True, slots=True)
