@@ -202,7 +202,7 @@ def _drafts(weights: _Weights, plan: MemoryPlan, speed: Speed) -> list[Strategy]
     is_small = RELATIVE_SHARE * weights.nbytes > RELATIVE_BYTES
     fits = plan.paged and plan.smallest_bytes + relative.draft_bytes <= plan.budget_bytes
     found = [relative] * (is_small and fits)
-    if not weights.shape.state_bytes:  # otherwise none can be made
+    if not weights.shape.state_bytes:  # how well a hybrid's guesses is not known
         own = strategy.own_drafts(plan, weights.used_bytes, weights.trimmed_bytes)
         found += filter(None, [strategy.choose(own, speed)])
     return found

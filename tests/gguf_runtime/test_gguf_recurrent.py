@@ -1,4 +1,4 @@
-"""A model with recurrent state is decoded without a tree, says so, and can be used again."""
+"""A model with recurrent state writes llama.cpp's text with a draft of its own kind."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
+from head_cases import LINE
 from reference import LlamaCpp
 
 N_EMBD, N_LAYER, D_STATE, D_CONV, DT_RANK = 64, 3, 8, 4, 4
@@ -67,14 +68,14 @@ def mamba(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_it_decodes_alone_and_says_why(mamba: Path) -> None:
+def test_it_guesses_for_itself(mamba: Path) -> None:
     prompt = [100, 101, 102, 103]
     with LlamaCpp(mamba, 256) as llama_cpp:
         expected = llama_cpp.greedy(prompt, 12).tokens
-    with session.load(LoadSettings(model=mamba, draft=mamba)) as running:
+    with session.load(LoadSettings(model=mamba, draft=mamba), LINE) as running:
         result = running.generate(prompt, max_tokens=12)
         assert list(result.tokens) == expected
-        assert "recurrent state" in " ".join(result.notes)
+        assert result.speculation.accepted and not result.notes
         assert running.generate(prompt, max_tokens=12).tokens == result.tokens
 
 

@@ -104,8 +104,8 @@ class ContextChoice:
         request.check_context(n_ctx, model.n_ctx_train)
         tree_capable = model.tree_capable
         wanted = min(MAX_LINE, request.max_nodes - 1) * request.must_guess
-        # a draft evaluates guesses one by one, and can only drop tokens evaluated together
-        if not tree_capable and request.owner == "target" and wanted:
+        is_draft = request.owner == "draft"
+        if not tree_capable and not is_draft and wanted:
             self._state = contexts.state_support(model, wanted)
         longest, n_lines = self._state.n_rollback, 1
         if self._state.can_copy and not self.is_remote:
@@ -113,7 +113,9 @@ class ContextChoice:
             most = 1 if has(self._header, Trait.ONE_SEQUENCE) else MAX_LINES
             n_lines = min(most, request.max_branches, (request.max_nodes - 1) // longest)
         max_nodes, max_branches = request.max_nodes, request.max_branches
-        if not tree_capable:
+        if not tree_capable and is_draft:  # lines grow a row a step, in sequences of their own
+            max_branches = min(MAX_LINES, max_branches)
+        elif not tree_capable:
             max_nodes, max_branches = 1 + n_lines * longest, n_lines
         n_slots = request.n_slots if self.may_hold_texts(tree_capable) else 1
         return ModelInfo(
@@ -156,7 +158,7 @@ class ContextChoice:
             choices += [(numbers[-1], n_batch)] * (n_batch < choices[-1][1])
         shapes = [
             contexts.ContextShape(
-                n_ctx=info.n_ctx,
+                n_ctx=info.n_ctx + self._cells_of_lines,
                 n_batch=n_batch,
                 n_outputs=max_nodes,
                 n_branches=self._n_branches(max_nodes),
@@ -235,7 +237,7 @@ class ContextChoice:
         """
         if not self._request.fewer_nodes:
             return [self.info.max_nodes]
-        if not self.info.tree_capable:
+        if not self.info.tree_capable and self._request.owner == "target":
             return [*dict.fromkeys((self.info.max_nodes, 1 + self.info.max_rollback))]
         numbers = (self.info.max_nodes, *self._request.fewer_nodes)
         tiles_are_avoidable = sys.platform == "linux" and not self.is_remote
@@ -246,6 +248,12 @@ class ContextChoice:
         if self.info.tree_capable or not self.info.max_rollback:
             return min(self.info.max_branches, max_nodes)
         return min(self.info.max_branches, (max_nodes - 1) // self.info.max_rollback)
+
+    @property
+    def _cells_of_lines(self) -> int:
+        """Cells of a recurrent draft's lines, each of which has what leads to it."""
+        is_draft = self._request.owner == "draft" and not self.info.tree_capable
+        return is_draft * MAX_LINES * 2 * MAX_LAG
 
     @property
     def _rows_of_a_line(self) -> int:

@@ -25,6 +25,7 @@ from edgespec_runtimes.gguf.context import contexts, state_pieces
 from edgespec_runtimes.gguf.context.cache_memory import FilledCells
 from edgespec_runtimes.gguf.context.cells import LlamaMemory
 from edgespec_runtimes.gguf.context.recurrent import RecurrentText
+from edgespec_runtimes.gguf.context.recurrent_draft import RecurrentDraft
 from edgespec_runtimes.gguf.context.rows import ForestRows, RowBatch, Rows
 from edgespec_runtimes.gguf.context.sequences import HOME, Texts
 from edgespec_runtimes.gguf.feature_tap import FeatureTap, OutputTap
@@ -159,6 +160,12 @@ class GgufModel(KeptTexts):
         self._recurrent = RecurrentText(
             self._memory, self._texts, opening.checkpoint_bytes, rolls_back=shape.n_rollback > 0
         )
+        if opening.is_draft and not model.tree_capable:
+            sizes = shape.n_seq, shape.largest_batch
+            self._recurrent = RecurrentDraft(self._memory, self._texts, *sizes)
+            n_lines = max(1, shape.n_branches - 1)  # and the root's state
+            whole = replace(self.info, tree_capable=True, max_branches=n_lines)
+            self.info = replace(whole, block_tokens=0, needs_checkpoints=False)
         self._batch = RowBatch(shape.largest_batch, shape.n_seq, opening.n_embedded)
         self._logit_rows = abi.FloatRows(shape.n_rows, model.n_vocab)
         self._threads = spinning_threads() if shape.n_threads > 1 else None
@@ -172,7 +179,7 @@ class GgufModel(KeptTexts):
     def _least_tiled_batch(self) -> int:
         """Fewest tokens of a batch with which prompts can be computed in tiles; below
         MIN_TILED_BATCH some rows are computed twice."""
-        may_go_back = self.info.tree_capable and self.info.n_slots == 1 and not self._windows
+        may_go_back = self._model.tree_capable and self.info.n_slots == 1 and not self._windows
         return TILE_ROWS if may_go_back else MIN_TILED_BATCH
 
     def committed_of(self, slot: int) -> int:
@@ -186,7 +193,7 @@ class GgufModel(KeptTexts):
             for part in self._recurrent.parts(tokens, start):
                 self._read_in_batches(part, self._texts.all[slot].n_committed, progress, slot)
                 self._model.wait(self._context)
-                if not self.info.tree_capable:
+                if not self._model.tree_capable:
                     self._recurrent.end_prompt()
 
     def _read_to_root(self, part: PassPart, progress: Progress | None) -> np.ndarray:
@@ -255,7 +262,7 @@ class GgufModel(KeptTexts):
             raise UsageError(f"evaluate takes 1 to {self.info.max_nodes} nodes, not {n_nodes}")
         if n_rows > self.info.max_rows:
             raise UsageError(f"a pass takes up to {self.info.max_rows} rows, not {n_rows}")
-        if not self.info.tree_capable:
+        if not self._model.tree_capable:
             return [self._evaluate_lines(parts[0])]
         with self._running():
             layout = self._texts.layout
@@ -311,10 +318,10 @@ class GgufModel(KeptTexts):
     ) -> None:
         with self._users.use():
             position = self.committed_of(slot)
-            if self.info.tree_capable:
+            if self._model.tree_capable:
                 self._texts.all[slot].commit(pool, path, keep)
             else:
-                self._recurrent.commit(pool, path)
+                self._recurrent.commit(pool, path, keep)
             if self._tap is not None and slot == 0:
                 keys = pool.key
                 kept = {int(keys[node]) for node in keep} if keep else ()
@@ -332,7 +339,7 @@ class GgufModel(KeptTexts):
         with self._users.use():
             if self._tap is not None and slot == 0:
                 self._tap.drop()
-            if self.info.tree_capable:
+            if self._model.tree_capable:
                 self._texts.go_back(slot, n_tokens)
             else:
                 self._recurrent.truncate(n_tokens)
@@ -401,7 +408,7 @@ class GgufModel(KeptTexts):
     def _roll_back(self, committed: Mapping[int, int]) -> None:
         if self._tap is not None and 0 in committed:
             self._tap.drop()
-        if self.info.tree_capable:
+        if self._model.tree_capable:
             self._texts.truncate(committed)
         else:
             self._recurrent.go_back(committed[0])

@@ -123,8 +123,8 @@ class RecurrentText:
         self._text.extend(len(self.lag))
         self.lag = []
 
-    def commit(self, pool: Pool, path: Sequence[int]) -> None:
-        """Drop all nodes except `path`, which begins at the root."""
+    def commit(self, pool: Pool, path: Sequence[int], keep: Sequence[int] = ()) -> None:
+        """Drop all nodes except `path`, which begins at the root; a draft holds those in `keep`."""
         keys = [int(pool.key[node]) for node in path]
         if keys[0] != self._first[0]:
             raise UsageError("a path is committed that was not evaluated")

@@ -31,8 +31,6 @@ VOCABULARY = "edgespec.draft.vocabulary"
 TABLE_TYPE, TABLE_ROWS = "edgespec.draft.embeddings.type", "edgespec.draft.embeddings.rows"
 NO_TOKENIZER = "none"
 """Name of the tokenizer of files without one."""
-_STATES = ("ssm_", "shortconv.", "time_mix_")
-"""Parts of the names of tensors of recurrent layers."""
 HEAD_BITS, MAX_HEAD = 3.5, 64 << 10
 """Bits per weight, and most tokens of a head, for estimates."""
 NARROW_BITS = 4.5
@@ -71,7 +69,6 @@ def can_be_trimmed(header: GgufFile) -> bool:
         and header.embedding_length % 32 == 0
         and EMBEDDINGS in names
         and PER_LAYER_EMBEDDINGS not in names
-        and not any(part in name for name in names for part in _STATES)
         and not is_trimmed(header)
     )
 
