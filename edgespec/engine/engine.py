@@ -24,7 +24,6 @@ from edgespec.concurrency.owning import Users, close_all
 from edgespec.concurrency.worker import Running, Worker
 from edgespec.engine import prompt_reading
 from edgespec.engine.admission import admit, check_sources, notes_on, obstacle
-from edgespec.engine.ledger import Deal
 from edgespec.engine.outcome import RoundOutcome, surest
 from edgespec.engine.scheduler import Scheduler
 from edgespec.engine.settings import EngineSettings
@@ -99,7 +98,7 @@ class Engine(Scheduler):
         draft_info = draft.info if draft is not None else None
         store = state_store if self.sources else None
         self.ledger = KeptLedger(target, draft_info, self.mixer, settings, store)
-        self.deal, self.pass_ = Deal(self.ledger.prices), RoundOutcome()
+        self.pass_ = RoundOutcome()
         n_slots = min(settings.n_texts(target.info), self.limits.max_nodes)
         self.capacity = CAPACITY * self.limits.max_nodes
         places = (prefixes(n) if prefixes is not None else None for n in range(n_slots))
@@ -135,7 +134,10 @@ class Engine(Scheduler):
         if any(text.is_reading for text in texts):
             reads, max_nodes = prompt_reading.next_parts(self, texts)
         growing = [text for text in texts if text.is_growing and not text.events]
-        self._deal(growing, sum(len(part.reads) + len(part.nodes) for part in reads), max_nodes)
+        unread = [s.n_unread(text) for text in growing for s in self.sources if s.serves(text)]
+        room = sum(text.transcript.room for text in growing)
+        n_rows = sum(len(part.reads) + len(part.nodes) for part in reads)
+        self.ledger.begin_pass(max(1, len(growing)), sum(unread), room, max_nodes, n_rows)
         for text in growing:
             with ending([text]):
                 self._begin_round(text, len(texts) - 1)
@@ -149,7 +151,7 @@ class Engine(Scheduler):
         if not parts:
             return
         n_rows, verify_s = sum(len(part.reads) + len(part.nodes) for part in parts), self.clock()
-        if growing and not self.pool.draws and self.deal.hides(n_rows):
+        if growing and not self.pool.draws and self.ledger.hides(n_rows):
             evaluate = partial(self.target.evaluate, parts)
             with self.worker.running(evaluate, self.target.cancel) as running:
                 self.grow(growing, running)
@@ -172,12 +174,6 @@ class Engine(Scheduler):
 
     # Before the pass
 
-    def _deal(self, texts: Sequence[Text], n_prompt_rows: int, max_nodes: int) -> None:
-        """The ledger's terms of the next pass for guesses."""
-        n_unread = sum(s.n_unread(text) for text in texts for s in self.sources if s.serves(text))
-        room = sum(text.transcript.room for text in texts)
-        self.deal = self.ledger.deal(max(1, len(texts)), n_unread, room, max_nodes, n_prompt_rows)
-
     def _begin_round(self, text: Text, n_others: int) -> None:
         """Begin a round of a text, which shares the pass with `n_others`: its limits, and the
         sources that guess."""
@@ -198,7 +194,7 @@ class Engine(Scheduler):
                     "the target went on without it",
                     subject=source.name,
                 )
-            if reason is None and (source.is_free or self.deal.drafts):
+            if reason is None and (source.is_free or self.ledger.drafts):
                 text.sources.append(source)
             else:
                 source.rest(text)
@@ -264,15 +260,17 @@ class Engine(Scheduler):
     ) -> tuple[Source | None, list[int]]:
         """The source that guesses next and its nodes: one that is free, until it is `idle`, or else
         the one with the most probable open node; no source if verifying now is better."""
-        pool, deal, best, chosen, most = self.pool, self.deal, None, list[int](), 0.0
+        pool, ledger, best, chosen, most = self.pool, self.ledger, None, list[int](), 0.0
         texts = [text for text in texts if text.is_growing]
         nodes = pool.nodes([text.slot.number for text in texts])
         cumulative = pool.cumulative[nodes]
-        max_nodes = self.capacity if is_beside else deal.max_nodes
+        max_nodes = self.capacity if is_beside else ledger.max_nodes
         for source in sorted(self.sources, key=lambda each: not each.is_free):
             found = [] if source in idle else self._open_nodes(source, texts)
             if source.is_free:
-                least = np.sort(np.append(np.zeros(deal.max_nodes), cumulative))[-deal.max_nodes]
+                least = np.sort(np.append(np.zeros(ledger.max_nodes), cumulative))[
+                    -ledger.max_nodes
+                ]
                 if found := [node for node in found if pool.cumulative[node] > least]:
                     return source, found
                 idle.add(source)
@@ -290,7 +288,7 @@ class Engine(Scheduler):
         ends = [
             *{pool.text[n]: n for n in sorted(chosen, key=pool.cumulative.__getitem__)}.values()
         ]
-        is_worth_it = deal.worth_a_step(
+        is_worth_it = ledger.worth_a_step(
             cumulative,
             pool.cumulative[ends],
             pool.depth[ends],
@@ -348,11 +346,11 @@ class Engine(Scheduler):
         found = most_probable(pool, limits, max_nodes, self.limits.max_branches)
         cumulative = pool.cumulative[[node for node, _ in found]]
         pass_.expected = float(cumulative.sum()) - len(limits)
-        is_ruled = self.ledger.stop_rule is not None and self.deal.drafts
+        is_ruled = self.ledger.stop_rule is not None and self.ledger.drafts
         if not is_ruled and not pool.draws:  # drawn guesses are all verified
             is_tree = self.target.info.tree_capable
             rows = None if is_tree else np.array([n_rows for _, n_rows in found])
-            n_nodes, pass_.expected = self.deal.best(cumulative, pass_.growing_s, rows)
+            n_nodes, pass_.expected = self.ledger.best(cumulative, pass_.growing_s, rows)
             found = found[:n_nodes]
         chosen = sorted(node for node, _ in found)
         return [
@@ -459,7 +457,7 @@ class Engine(Scheduler):
         if self.sources and not n_growing:
             self.ledger.see_prompt(replace(report, passes=1, n_tokens=pass_.n_rows), None)
         elif self.sources and pass_.n_texts == n_growing:
-            self.ledger.see(self.deal, pass_)
+            self.ledger.see(pass_)
 
     # Texts begin and end
 

@@ -38,16 +38,55 @@ KNOWN_STEPS = 4
 """Draft steps of a round that tell as much of its next ones as all earlier rounds do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Deal:
-    """Cost that guesses may have in the next pass, and the most tokens a second for it.
+@dataclass(slots=True, eq=False)
+class Ledger:
+    """Account of guesses. Rounds teach it what they brought, and it says what guesses may cost the
+    next one, and which of them bring the most tokens a second.
 
     The candidates are no guesses, a line, and trees of any size. Nodes of all texts are one pool:
     arrays have the cumulative confidence of each node, 1 for the root of each text.
+
+    What a draft brings is found by trying it: a real tree early in a text, and again when the text
+    can afford one. Earlier texts leave less to a text if guesses have cost more in them than they
+    saved.
     """
 
-    prices: Prices
+    prices: Prices = field(default_factory=Prices)
+    stop_rule: StopRule | None = None
+    """Decides when to verify in place of the ledger."""
+    may_step_aside: bool = True
+    """Allow rounds without guesses."""
+    may_overlap: bool = True
+    """Allow drafting during a pass."""
+    timed_rows: tuple[int, ...] = ()
+    """Rows of the passes that are timed before the first guess."""
+
+    tokens: float = 0.0
+    """Fading sum of the expected tokens of rounds with guesses."""
+    plain_tokens: float = 0.0
+    """Fading sum of the tokens that would have taken their time without guesses."""
+    spent: float = 0.0
+    """Cost of guesses in the earlier texts of the pair, until saved again, as a share of what they
+    may cost a text of 64 tokens or more: all texts together may lose as much."""
+
     n_texts: int = 1
+    """Texts in a pass."""
+    n_tokens: int = 0
+    """Tokens generated so far."""
+    n_plain: float = 0.0
+    """Tokens that this would have brought without guesses, in the same time."""
+    granted: float = 0.0
+    """Tokens that guesses might cost the texts at work if earlier ones had lost none."""
+    lost: float = 0.0
+    """Tokens lost by guesses so far, beyond the share of all that they may cost; negative if they
+    saved time."""
+    claimed: float = 0.0
+    right: float = 0.0
+    """Fading confidence of the surest guess for each token, verified or not, and how many were
+    right: what guesses bring even if they are right no more often may be risked in addition."""
+
+    # The next pass
+
     max_nodes: int = 1
     n_prompt_rows: int = 0
     """Rows of the pass that are prompt tokens, in addition to the nodes."""
@@ -55,16 +94,75 @@ class Deal:
     """Tokens that the drafts have not read."""
     risk_s: float = math.inf
     """Most seconds that guesses may cost."""
-    trust: float = 0.0
-    """Share of the guesses in this text that were right, verified or not. What they bring even if
-    they are right no more often may be risked in addition."""
     drafts: bool = True
     """True if drafts may guess, and read the text for that; what costs no step may always."""
     drafts_beside: bool = True
     """True if drafting may go on during the pass."""
-    late_tokens: float = 0.0
-    late_s: float = 0.0
-    """Tokens and seconds of the rounds with guesses of late, which count with this one."""
+
+    @property
+    def speedup(self) -> float:
+        """Tokens of rounds with guesses to those without in the same time; 1 before the first."""
+        return (self.tokens + 1) / (self.plain_tokens + 1)
+
+    @property
+    def gain(self) -> float:
+        """Tokens of the texts at work, or the latest ones, to those without guesses in the same
+        time; 0 before the first."""
+        return self.n_tokens / self.n_plain if self.n_plain else 0.0
+
+    @property
+    def left(self) -> float:
+        """Tokens that guesses may still cost the texts at work."""
+        return (1.0 - self.spent) * self.granted - self.lost
+
+    @property
+    def spent_now(self) -> float:
+        """`spent` with the texts at work."""
+        text_credit = max(self.granted, START_SHARE * START_TOKENS)
+        return min(1.0, max(0.0, self.spent + self.lost / text_credit))
+
+    def begin_text(self, room: int, beside: bool = False) -> None:
+        """Begin a text of at most `room` tokens, alone or `beside` others."""
+        if not beside:
+            self.spent = self.spent_now
+            self.n_tokens = 0
+            self.granted = self.lost = self.claimed = self.right = self.n_plain = 0.0
+        self._grant(min(START_TOKENS, room), beside)
+
+    def begin_pass(
+        self, n_texts: int, n_unread: int, room: int, max_nodes: int, n_prompt_rows: int = 0
+    ) -> None:
+        """Begin a pass for `n_texts` that may have `room` tokens more, `n_unread` of which no draft
+        has read, over up to `max_nodes` nodes and `n_prompt_rows` rows of prompts.
+
+        Drafts guess if a line of usual guesses pays that the text can afford, and what they have to
+        read first takes less time than guesses will save.
+        """
+        known = self.prices
+        if n_texts > self.n_texts:  # rounds of fewer texts were shorter
+            self._fade(0.0)
+        self.n_texts, self.n_unread = n_texts, n_unread
+        self.max_nodes, self.n_prompt_rows = max_nodes, n_prompt_rows
+        self.drafts_beside = self.may_overlap
+        if not self.may_step_aside:
+            return
+        plain_s, reading_s = known.plain_s(n_texts), known.reading_s(n_unread)
+        lines_s = known.lines_s(max(1, min(MAX_LINE, max_nodes // n_texts)), n_texts)
+        tokens = n_texts * np.cumsum(USUAL_SURENESS ** np.arange(len(lines_s)))
+        gains, costs_s = tokens * plain_s / np.maximum(lines_s, 1e-9), lines_s - lines_s[0]
+        left_s = self.left * plain_s - reading_s
+        affordable = np.flatnonzero((gains > 1 + 1e-9) & (costs_s <= left_s))
+        is_paying = self.speedup > 1
+        gain = 1 - 1 / self.speedup if is_paying else (1 - 1 / max(1.0, gains.max())) / 2
+        expected_tokens = min(room, max(START_TOKENS * n_texts, self.n_tokens))
+        self.drafts = (
+            known.is_sure and affordable.size > 0 and reading_s <= gain * expected_tokens * plain_s
+        )
+        self.drafts_beside = self.may_overlap and is_paying
+        least_s = float(costs_s[affordable[0]]) if self.drafts else 0.0
+        self.risk_s = max(RISK_SHARE * left_s, least_s) if known.is_sure else 0.0
+
+    # The best of it
 
     def worth_a_step(
         self,
@@ -129,133 +227,17 @@ class Deal:
         rows = n_nodes if rows is None else rows[first - 1 : n_nodes[-1]]
         tokens = np.cumsum(ranked)[first - 1 :]
         seconds = known.pass_s(rows + self.n_prompt_rows) - self.prompts_s + known.rest_s
-        values = (self.late_tokens + tokens) / (self.late_s + spent_s + further_s + seconds + 1e-9)
+        late_s = self.plain_tokens * known.plain_s(first)
+        values = (self.tokens + tokens) / (late_s + spent_s + further_s + seconds + 1e-9)
         # as if guesses of all texts were lines
         depths = 1 + np.arange(len(ranked) - first) // first
-        sure = np.append(0.0, np.cumsum(ranked[first:] * self.trust**depths))
+        trust = self.right / (self.claimed + DOUBT)
+        sure = np.append(0.0, np.cumsum(ranked[first:] * trust**depths))
         risk_s = self.risk_s - spent_s + known.plain_s(first) * sure
         values[seconds - seconds[0] + further_s > np.maximum(0.0, risk_s)] = 0.0
         # of equally good ones the most rows
         at = int(np.flatnonzero(values >= values.max() - 1e-12)[-1])
         return float(values[at]), int(n_nodes[at])
-
-
-@dataclass(slots=True, eq=False)
-class Ledger:
-    """Account of guesses. Rounds teach it, and it deals what guesses may cost the next one.
-
-    What a draft brings is found by trying it: a real tree early in a text, and again when the text
-    can afford one. Earlier texts leave less to a text if guesses have cost more in them than they
-    saved.
-    """
-
-    prices: Prices = field(default_factory=Prices)
-    stop_rule: StopRule | None = None
-    """Decides when to verify in place of the deal."""
-    may_step_aside: bool = True
-    """Allow rounds without guesses."""
-    may_overlap: bool = True
-    """Allow drafting during a pass."""
-    timed_rows: tuple[int, ...] = ()
-    """Rows of the passes that are timed before the first guess."""
-
-    tokens: float = 0.0
-    """Fading sum of the expected tokens of rounds with guesses."""
-    plain_tokens: float = 0.0
-    """Fading sum of the tokens that would have taken their time without guesses."""
-    spent: float = 0.0
-    """Cost of guesses in the earlier texts of the pair, until saved again, as a share of what they
-    may cost a text of 64 tokens or more: all texts together may lose as much."""
-
-    n_texts: int = 1
-    """Texts in a pass."""
-    n_tokens: int = 0
-    """Tokens generated so far."""
-    n_plain: float = 0.0
-    """Tokens that this would have brought without guesses, in the same time."""
-    granted: float = 0.0
-    """Tokens that guesses might cost the texts at work if earlier ones had lost none."""
-    lost: float = 0.0
-    """Tokens lost by guesses so far, beyond the share of all that they may cost; negative if they
-    saved time."""
-    claimed: float = 0.0
-    right: float = 0.0
-    """Fading confidence of the surest guess for each token, verified or not, and how many were
-    right."""
-
-    @property
-    def speedup(self) -> float:
-        """Tokens of rounds with guesses to those without in the same time; 1 before the first."""
-        return (self.tokens + 1) / (self.plain_tokens + 1)
-
-    @property
-    def gain(self) -> float:
-        """Tokens of the texts at work, or the latest ones, to those without guesses in the same
-        time; 0 before the first."""
-        return self.n_tokens / self.n_plain if self.n_plain else 0.0
-
-    @property
-    def left(self) -> float:
-        """Tokens that guesses may still cost the texts at work."""
-        return (1.0 - self.spent) * self.granted - self.lost
-
-    @property
-    def spent_now(self) -> float:
-        """`spent` with the texts at work."""
-        text_credit = max(self.granted, START_SHARE * START_TOKENS)
-        return min(1.0, max(0.0, self.spent + self.lost / text_credit))
-
-    def begin_text(self, room: int, beside: bool = False) -> None:
-        """Begin a text of at most `room` tokens, alone or `beside` others."""
-        if not beside:
-            self.spent = self.spent_now
-            self.n_tokens = 0
-            self.granted = self.lost = self.claimed = self.right = self.n_plain = 0.0
-        self._grant(min(START_TOKENS, room), beside)
-
-    def deal(
-        self, n_texts: int, n_unread: int, room: int, max_nodes: int, n_prompt_rows: int = 0
-    ) -> Deal:
-        """The deal of a pass for `n_texts` that may have `room` tokens more, `n_unread` of which no
-        draft has read, over up to `max_nodes` nodes and `n_prompt_rows` rows of prompts.
-
-        Drafts guess if a line of usual guesses pays that the text can afford, and what they have to
-        read first takes less time than guesses will save.
-        """
-        known = self.prices
-        if n_texts > self.n_texts:  # rounds of fewer texts were shorter
-            self._fade(0.0)
-        self.n_texts = n_texts
-        if not self.may_step_aside:
-            return Deal(
-                known, n_texts, max_nodes, n_prompt_rows, n_unread, drafts_beside=self.may_overlap
-            )
-        plain_s, reading_s = known.plain_s(n_texts), known.reading_s(n_unread)
-        lines_s = known.lines_s(max(1, min(MAX_LINE, max_nodes // n_texts)), n_texts)
-        tokens = n_texts * np.cumsum(USUAL_SURENESS ** np.arange(len(lines_s)))
-        gains, costs_s = tokens * plain_s / np.maximum(lines_s, 1e-9), lines_s - lines_s[0]
-        left_s = self.left * plain_s - reading_s
-        affordable = np.flatnonzero((gains > 1 + 1e-9) & (costs_s <= left_s))
-        is_paying = self.speedup > 1
-        gain = 1 - 1 / self.speedup if is_paying else (1 - 1 / max(1.0, gains.max())) / 2
-        expected_tokens = min(room, max(START_TOKENS * n_texts, self.n_tokens))
-        drafts = (
-            known.is_sure and affordable.size > 0 and reading_s <= gain * expected_tokens * plain_s
-        )
-        least_s = float(costs_s[affordable[0]]) if drafts else 0.0
-        return Deal(
-            known,
-            n_texts,
-            max_nodes,
-            n_prompt_rows,
-            n_unread,
-            risk_s=max(RISK_SHARE * left_s, least_s) if known.is_sure else 0.0,
-            trust=self.right / (self.claimed + DOUBT),
-            drafts=drafts,
-            drafts_beside=self.may_overlap and is_paying,
-            late_tokens=self.tokens,
-            late_s=self.plain_tokens * plain_s,
-        )
 
     # What rounds teach
 
@@ -274,13 +256,13 @@ class Ledger:
         # what other processes hold up is not charged to guesses
         self.lost += min(seconds, known.reading_s(n_tokens)) / known.plain_s(self.n_texts)
 
-    def see(self, deal: Deal, outcome: RoundOutcome) -> None:
+    def see(self, outcome: RoundOutcome) -> None:
         """Learn from a round."""
         self.prices.see_round(outcome)
-        if deal.drafts:
-            self.see_reading(deal.n_unread, outcome.reading_s)
+        if self.drafts:
+            self.see_reading(self.n_unread, outcome.reading_s)
         self._fade()
-        cost = self._cost(deal, outcome) if outcome.guessed else float(outcome.n_texts)
+        cost = self._cost(outcome) if outcome.guessed else float(outcome.n_texts)
         self.n_plain += cost
         if outcome.guessed:
             self.tokens += outcome.n_texts + outcome.expected
@@ -297,12 +279,12 @@ class Ledger:
         known = self.prices.mean_rows
         return [n for n in self.timed_rows if n <= most and not known[octave(n)]]
 
-    def _cost(self, deal: Deal, outcome: RoundOutcome) -> float:
+    def _cost(self, outcome: RoundOutcome) -> float:
         """Tokens without guesses in the time of a round with guesses, without what other processes
         held up."""
         known, report = self.prices, outcome.report
         token_s = known.plain_s(outcome.n_texts)
-        pass_s = float(known.pass_s(outcome.n_rows)) - deal.prompts_s
+        pass_s = float(known.pass_s(outcome.n_rows)) - self.prompts_s
         if report.first_row_stall_s is not None:
             pass_s += report.choice_stall_s - float(known.choice_s(outcome.n_rows))
             if outcome.n_texts == 1:

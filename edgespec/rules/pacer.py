@@ -1,6 +1,6 @@
 """Pacers choose which nodes the tree grows at next. The target verifies the most probable ones.
 
-Pure functions of a tree and its limits; they call no model. The ledger's deal decides when to stop
+Pure functions of a tree and its limits; they call no model. The ledger decides when to stop
 growing, unless a pacer finds nothing to extend.
 """
 

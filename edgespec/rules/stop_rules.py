@@ -2,7 +2,7 @@
 
 A stop rule is a frozen value: it is asked before every draft step, and `observe` returns its
 successor after every round. It sees the tree and what was accepted, but calls no model and reads no
-clock. By default there is none, and the ledger's deal decides (`engine.ledger`).
+clock. By default there is none, and the ledger decides (`engine.ledger`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.ledger import LATER_SHARE, START_SHARE, Deal, Ledger
+from edgespec.engine.ledger import LATER_SHARE, START_SHARE, Ledger
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.prices import Prices
 from edgespec.values import PassReport
@@ -34,15 +34,19 @@ def begun(prices: Prices | None = None, room: int = 99) -> Ledger:
     return ledger
 
 
-def deal(ledger: Ledger, n_texts: int = 1, n_unread: int = 0, room: int = 99) -> Deal:
-    return ledger.deal(n_texts, n_unread, room, max_nodes=64)
+def deal(ledger: Ledger, n_texts: int = 1, n_unread: int = 0, room: int = 99) -> Ledger:
+    """A copy of the ledger at the beginning of a pass."""
+    ledger = deepcopy(ledger)
+    ledger.begin_pass(n_texts, n_unread, room, max_nodes=64)
+    return ledger
 
 
 def taught(ledger: Ledger, *outcomes: RoundOutcome) -> Ledger:
     """A copy of the ledger after the rounds."""
     ledger = deepcopy(ledger)
     for outcome in outcomes:
-        ledger.see(deal(ledger), outcome)
+        ledger = deal(ledger)
+        ledger.see(outcome)
     return ledger
 
 
@@ -50,7 +54,7 @@ def line(*confidences: float) -> np.ndarray:
     return np.cumprod([1.0, *confidences])
 
 
-def worth(a_deal: Deal, *confidences: float, step_depth: int = 1) -> bool:
+def worth(a_deal: Ledger, *confidences: float, step_depth: int = 1) -> bool:
     """A step at the end of a line."""
     nodes, depth = line(*confidences), len(confidences)
     return a_deal.worth_a_step(nodes, nodes[-1:], np.array([depth]), step_depth=step_depth)
@@ -77,27 +81,27 @@ RIGHT = replace(PLAIN, claimed=0.9, right=1)
 
 def test_a_line_of_seven_is_seen_from_a_bare_root_though_one_guess_does_not_pay() -> None:
     assert 1.97 / 0.076 < 1 / 0.040 + 1  # one guess hardly pays
-    assert worth(Deal(resident(), max_nodes=64))
+    assert worth(Ledger(resident(), max_nodes=64))
 
 
 def test_a_step_that_adds_several_nodes_costs_once() -> None:
-    dear = Deal(replace(resident(), mean_step_s=0.04), max_nodes=64)
+    dear = Ledger(replace(resident(), mean_step_s=0.04), max_nodes=64)
     assert not worth(dear)
     assert worth(dear, step_depth=7)
 
 
 def test_seven_likely_guesses_are_verified_and_seven_poor_ones_are_not() -> None:
-    free = Deal(resident(), max_nodes=64)
+    free = Ledger(resident(), max_nodes=64)
     assert free.best(line(*[0.98] * 7))[0] == 8
     assert free.best(line(*[0.4] * 7))[0] == 1
 
 
 def test_rows_that_reads_hide_are_verified_however_unlikely() -> None:
-    assert Deal(resident(read_s=0.5), max_nodes=64).best(line(0.9, 0.1, 0.1, 0.1))[0] == 5
+    assert Ledger(resident(read_s=0.5), max_nodes=64).best(line(0.9, 0.1, 0.1, 0.1))[0] == 5
 
 
 def test_drafting_goes_on_while_reads_hide_rows_and_ends_when_they_do_not() -> None:
-    hidden = Deal(resident(read_s=0.5), max_nodes=64)
+    hidden = Ledger(resident(read_s=0.5), max_nodes=64)
     assert worth(hidden, 0.9, 0.9, 0.9)
     assert not worth(hidden, *[0.5] * 20)
 
@@ -113,8 +117,8 @@ def test_drafting_goes_on_beside_a_pass_that_waits_for_reads_once_it_has_paid() 
 
 def test_untried_guesses_are_verified_as_far_as_the_risk_covers_them() -> None:
     sure = line(*[0.98] * 7)
-    assert Deal(resident(), max_nodes=64, risk_s=0.03).best(sure)[0] == 1
-    assert Deal(resident(), max_nodes=64, risk_s=1.0).best(sure)[0] == 8
+    assert Ledger(resident(), max_nodes=64, risk_s=0.03).best(sure)[0] == 1
+    assert Ledger(resident(), max_nodes=64, risk_s=1.0).best(sure)[0] == 8
 
 
 def test_guesses_that_were_right_unverified_may_be_risked() -> None:
@@ -127,7 +131,7 @@ def test_guesses_that_were_right_unverified_may_be_risked() -> None:
 
 def test_rows_of_lines_are_priced_as_the_target_computes_them() -> None:
     pool = np.array([1.0, 0.9, 0.81, 0.73, 0.4, 0.4])
-    hidden = Deal(resident(read_s=0.15), max_nodes=64)
+    hidden = Ledger(resident(read_s=0.15), max_nodes=64)
     assert hidden.best(pool, rows=np.array([1, 2, 3, 4, 16, 24]))[0] == 4
     assert hidden.best(pool, rows=np.arange(1, 7))[0] == 6
 
@@ -183,9 +187,9 @@ def test_the_gain_of_a_text_is_of_all_its_rounds() -> None:
 def test_rows_of_prompts_are_not_charged_to_guesses() -> None:
     ledger = begun()
     pass_s = float(ledger.prices.pass_s(40))
-    shared = ledger.deal(1, 0, 99, 64, n_prompt_rows=32)
+    ledger.begin_pass(1, 0, 99, 64, n_prompt_rows=32)
     report = PassReport(wall_s=pass_s)
-    ledger.see(shared, replace(OUTCOME, n_rows=40, report=report, wall_s=pass_s + 5 * STEP_S))
+    ledger.see(replace(OUTCOME, n_rows=40, report=report, wall_s=pass_s + 5 * STEP_S))
     assert ledger.lost < taught(begun(), OUTCOME).lost
 
 
@@ -252,12 +256,14 @@ def test_a_text_that_joins_others_has_less_credit_where_guesses_cost_them() -> N
 
 def test_rounds_of_few_texts_say_nothing_about_rounds_of_many() -> None:
     ledger = replace(begun(), tokens=20.0, plain_tokens=9.0)
-    assert deal(ledger).late_tokens
-    assert not deal(ledger, n_texts=2).late_tokens
+    assert deal(ledger).tokens
+    assert not deal(ledger, n_texts=2).tokens
 
 
 def test_more_texts_than_rows_are_not_drafted_for() -> None:
-    assert not begun(resident(read_s=0.5)).deal(4, 0, 99, max_nodes=3).drafts
+    ledger = begun(resident(read_s=0.5))
+    ledger.begin_pass(4, 0, 99, max_nodes=3)
+    assert not ledger.drafts
 
 
 def test_another_run_begins_where_one_left_off() -> None:

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.engine.generation import Generation
-from edgespec.engine.ledger import Deal
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import ModelError
@@ -70,9 +69,9 @@ def test_the_planner_learns_what_rows_a_pass_of_several_texts_had(is_line: bool)
     with Engine(target, new_draft(), EngineSettings(step_aside=False)) as engine:
         see = engine.ledger.see
 
-        def spied(deal: Deal, outcome: RoundOutcome) -> None:
+        def spied(outcome: RoundOutcome) -> None:
             told.append((outcome.n_texts, outcome.n_rows, rows[-1]))
-            see(deal, outcome)
+            see(outcome)
 
         engine.ledger.see = spied  # type: ignore[method-assign]
         prompts = ([1, 2, 3], [4, 5, 6, 7])
