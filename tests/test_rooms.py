@@ -220,7 +220,7 @@ MOST_LINES = {
     "completions": 4430,
     "concurrency": 567,
     "diagnosis": 480,
-    "engine": 4332,
+    "engine": 4312,
     "grammar": 850,
     "hub": 671,
     "jobs": 425,
