@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 1374,
     "chat": 1900,
     "cli": 4692,
-    "completions": 4430,
+    "completions": 4360,
     "concurrency": 567,
     "diagnosis": 480,
     "engine": 4312,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal, Protocol
 
 import numpy as np
-from pydantic import BeforeValidator, Field, StrictInt
+from pydantic import BeforeValidator, Field
 
 from edgespec.completions.protocols.request_parts import ParsedRequest, RequestError
 from edgespec.completions.requests import check_tokens
@@ -30,7 +30,7 @@ class EmbeddingRequest(ParsedRequest):
 
     model: str | None = None
     input: Annotated[
-        list[str | list[StrictInt]],
+        list[str | list[int]],
         BeforeValidator(_as_texts, json_schema_input_type=str | list[int] | list[str | list[int]]),
         Field(min_length=1, max_length=MAX_TEXTS),
     ]

@@ -30,7 +30,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     for names, values in (
         ("xtc_probability dry_multiplier mirostat mirostat_mode top_a min_tokens", (0,)),
         ("dynatemp_range n_indent n_discard", (0,)),
-        ("typical_p tfs_z length_penalty", (1,)),
+        ("typical_p tfs_z length_penalty best_of", (1,)),
         ("logits_processor logits_processors stopping_criteria stop_token_ids bad_words", ([],)),
         ("allowed_token_ids functions lora samplers", ([],)),
         ("penalize_nl include_stop_str_in_output use_beam_search", (False,)),

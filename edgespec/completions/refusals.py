@@ -17,15 +17,10 @@ from edgespec.errors import (
 )
 
 RETRY_AFTER_S = 5
-KINDS = {
-    400: "invalid_request_error",
+_KINDS = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
-    408: "invalid_request_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
     503: "unavailable_error",
 }
 
@@ -53,7 +48,8 @@ class Refusal(Exception):
     @property
     def content(self) -> dict[str, Any]:
         """The body in OpenAI's format."""
-        kind = KINDS.get(self.status, "server_error")
+        usual = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = _KINDS.get(self.status, usual)
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return {"error": error | self.figures}
 

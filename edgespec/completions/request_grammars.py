@@ -1,19 +1,17 @@
-"""Grammars that requests ask for: of an answer's format, or of calls as the template writes them.
+"""Grammars that requests ask for: of an answer's format, or of a call.
 
-Calls are JSON between marks (Hermes, Qwen2.5, Qwen3), or each argument between marks of its own
-(Qwen3-Coder, GLM). Where the template has another form, it is JSON alone. Knows no session.
+A required call is JSON between marks (Hermes, Qwen3), or has each argument between marks of its own
+(Qwen3-Coder, GLM), as the template writes it; JSON alone for other forms. Knows no session.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from edgespec.chat.call_marks import BEGIN, END, KEY, KEY_END, VALUE, VALUE_END
-from edgespec.completions.argument_types import followed, types_of
+from edgespec.completions.argument_types import Schema, followed, types_of
 from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.completions.requests import ChatRequest, ResponseFormat
 from edgespec.completions.tool_calls import knows_calls
@@ -27,27 +25,30 @@ from edgespec.grammar.specification import (
     unchecked_schema,
 )
 
-Schema = Mapping[str, Any]
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-@dataclass(frozen=True, slots=True)
-class _MarkedForm:
-    """Texts around a call and around each of its arguments; `{}` stands for a name."""
+class _Form(NamedTuple):
+    """Rules of a call with each argument between marks; `{}` stands for a name."""
 
     begin: str
     end: str
     key: str
     value_end: str
-    line_break: str = ""
-    """Rule of the line breaks that some models of the family write and others do not."""
+    """Text behind a value."""
 
 
-_QWEN = _MarkedForm(
-    f"{BEGIN}\n<function={{}}>\n", f"</function>\n{END}", '"<parameter={}>\\n"', "\n</parameter>\n"
+_QWEN = _Form(
+    rf'"{BEGIN}\n<function={{}}>\n"',
+    rf'"</function>\n{END}"',
+    r'"<parameter={}>\n"',
+    "\n</parameter>\n",
 )
-_GLM = _MarkedForm(
-    f"{BEGIN}{{}}", END, f'"{KEY}{{}}{KEY_END}" line_break? "{VALUE}"', VALUE_END, "line_break?"
+_GLM = _Form(
+    rf'"{BEGIN}{{}}" /\n?/',
+    rf'/\n?/ "{END}"',
+    rf'/\n?/ "{KEY}{{}}{KEY_END}" /\n?/ "{VALUE}"',
+    VALUE_END,
 )
 
 
@@ -57,7 +58,10 @@ def grammar_of_chat(request: ChatRequest, template: str) -> Grammar | None:
     required = request.required_tools
     if required is None:
         return grammar_of(request.response_format)
-    return call_grammar_of(template)(required)
+    form = _GLM if KEY in template else _QWEN if "<function=" in template else None
+    if form and knows_calls(template):
+        return _tagged(form, required)
+    return call_grammar(required, knows_calls(template))
 
 
 def grammar_of(response_format: ResponseFormat | None) -> Grammar | None:
@@ -80,17 +84,6 @@ def grammar_of(response_format: ResponseFormat | None) -> Grammar | None:
     return Grammar("regular expression", text)
 
 
-def call_grammar_of(template: str) -> Callable[[Sequence[Mapping[str, Any]]], Grammar]:
-    """Function that returns the grammar of a call of one of several tools in OpenAI's format."""
-    if not knows_calls(template):
-        return partial(call_grammar, is_marked=False)
-    if KEY in template:
-        return partial(_grammar, _GLM)
-    if "<function=" in template and "<parameter=" in template:
-        return partial(_grammar, _QWEN)
-    return call_grammar
-
-
 def call_grammar(tools: Sequence[Mapping[str, Any]], is_marked: bool = True) -> Grammar:
     """Grammar of a call of one of `tools`, by their parameter schemas: an object between marks, or
     without them.
@@ -107,73 +100,49 @@ def call_grammar(tools: Sequence[Mapping[str, Any]], is_marked: bool = True) -> 
         rule = next(same, f"arguments{place}")
         schemas[rule] = schema
         calls.append(f'({before} {rule} "}}")')
-    begin, end = (_quoted(f"{BEGIN}\n"), _quoted(f"\n{END}")) if is_marked else ("", "")
+    begin, end = (json.dumps(f"{BEGIN}\n"), json.dumps(f"\n{END}")) if is_marked else ("", "")
     return json_rules(schemas, f"start: {begin} call {end}\ncall: {' | '.join(calls)}\n")
 
 
-def _grammar(form: _MarkedForm, tools: Sequence[Mapping[str, Any]]) -> Grammar:
-    names = [f"call_{number}" for number in range(len(tools))]
-    rules = [f"start: {' | '.join(names)}"]
-    for rule, tool in zip(names, tools, strict=True):
-        rules += _call(form, rule, tool["function"])
-    rules += ['line_break: "\\n"'] if form.line_break else []
-    return Grammar("grammar", "\n".join(rules) + "\n")
+def _tagged(form: _Form, tools: Sequence[Mapping[str, Any]]) -> Grammar:
+    """Grammar of a call of one of `tools`, whose arguments come in the order of its schema. What a
+    schema says of the text of strings besides `enum` is not enforced."""
+    rules = [f"start: {' | '.join(f'call_{number}' for number in range(len(tools)))}\n"]
+    for number, tool in enumerate(tools):
+        rules += _call(form, f"call_{number}", tool["function"])
+    return Grammar("grammar", "".join(rules))
 
 
-def _call(form: _MarkedForm, rule: str, function: Mapping[str, Any]) -> Iterator[str]:
-    """Rules of a call, with its arguments in the order of the schema."""
-    name, root = function["name"], function.get("parameters") or {}
+def _call(form: _Form, rule: str, function: Mapping[str, Any]) -> Iterator[str]:
+    root = function.get("parameters") or {}
     schema = followed(root, root)
     if not isinstance(schema, Mapping) or schema.keys() & {"anyOf", "oneOf", "allOf"}:
         raise GrammarError(
-            f"the parameters of {name} have no properties of their own, which this model's form of "
-            "calls needs: give them as one object"
+            f"the parameters of {function['name']} have no properties of their own, which this "
+            "model's form of calls needs: give them as one object"
         )
-    parts = [_quoted(form.begin.replace("{}", name)), form.line_break]
-    for number, (key, its) in enumerate(schema.get("properties", {}).items()):
-        argument = f"{rule}_{number}"
-        parts.append(argument if key in schema.get("required", ()) else f"{argument}?")
-        begin = form.key.replace("{}", _quoted(key)[1:-1])
-        yield f"{argument}: {begin} {argument}_value {form.line_break}"
-        yield from _value(form.value_end, f"{argument}_value", followed(its, root), root, key)
-    yield f"{rule}: {' '.join(parts)} {_quoted(form.end)}"
+    parts = [form.begin.replace("{}", _spelled(function["name"]))]
+    for place, (key, its) in enumerate(schema.get("properties", {}).items()):
+        name = f"{rule}_{place}"
+        parts.append(name if key in schema.get("required", ()) else f"{name}?")
+        yield f"{name}: {form.key.replace('{}', _spelled(key))} {name}_value\n"
+        yield from _value(json.dumps(form.value_end), f"{name}_value", followed(its, root), root)
+    yield f"{rule}: {' '.join(parts)} {form.end}\n"
 
 
-def _value(end: str, rule: str, schema: Any, root: Schema, key: str) -> Iterator[str]:
+def _value(end: str, rule: str, schema: Any, root: Schema) -> Iterator[str]:
     """Rules of an argument's value with the text behind it: plain text if it may be a string."""
     schema = schema if isinstance(schema, Mapping) else {}
-    kinds = types_of(schema, root)
-    if choices := _choices(schema, root):
-        texts = [one if isinstance(one, str) else json.dumps(one) for one in choices]
-        yield f"{rule}: ({' | '.join(map(_quoted, texts))}) {_quoted(end)}"
-    elif kinds and "string" not in kinds:
+    kinds, choices = types_of(schema, root), schema.get("enum", ())
+    if kinds and "string" not in kinds:
         definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
-        yield f"{rule}: {rule}_json {_quoted(end)}"
+        yield f"{rule}: {rule}_json {end}\n"
         yield schema_rules({**definitions, **schema}, f"{rule}_json")
-    elif "pattern" in schema:
-        raise GrammarError(
-            f"the parameter {key} has a pattern, which this model's form of calls cannot keep: "
-            "leave it out, or set tool_choice to auto"
-        )
+    elif choices and all(isinstance(one, str) for one in choices):
+        yield f"{rule}: ({' | '.join(map(json.dumps, choices))}) {end}\n"
     else:
-        length = f"{schema.get('minLength', 0)},{schema.get('maxLength', '')}"
-        text = "(?s:.*)" if length == "0," else f"[^<]{{{length}}}"  # no beginning of a mark
-        ending = end.replace("/", r"\/").replace("\n", r"\n")
-        yield f"{rule}[lazy]: /{text}{ending}/"
+        yield f"{rule}[lazy]: /(?s:.*){end[1:-1].replace('/', chr(92) + '/')}/\n"
 
 
-def _choices(schema: Any, root: Schema) -> list[Any]:
-    """The values that a schema lists; empty if it lists none."""
-    schema = followed(schema, root)
-    if not isinstance(schema, Mapping):
-        return []
-    if "const" in schema or isinstance(schema.get("enum"), list):
-        return [*schema.get("enum", [schema.get("const")])]
-    several = schema.get("anyOf", schema.get("oneOf"))
-    found = [_choices(one, root) for one in several] if isinstance(several, list) else [[]]
-    return [value for choices in found for value in choices] if all(found) else []
-
-
-def _quoted(text: str) -> str:
-    """Lark's spelling of `text`."""
-    return json.dumps(text, ensure_ascii=False)
+def _spelled(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)[1:-1]

@@ -13,7 +13,6 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    StrictInt,
     model_validator,
 )
 
@@ -113,7 +112,7 @@ class SamplingRequest(ParsedRequest):
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     repeat_last_n: int | None = Field(default=None, ge=-1, le=INT32_MAX)
-    logit_bias: dict[int, float] | None = None
+    logit_bias: dict[Annotated[int, Field(strict=False)], float] | None = None
     seed: int | None = Field(default=None, ge=0, lt=1 << 64)
     stop: Annotated[
         list[Annotated[str, Field(min_length=1)]] | None,
@@ -301,14 +300,13 @@ class CompletionRequest(CommonRequest):
     """A request to `/v1/completions`."""
 
     prompt: Annotated[
-        list[str | list[StrictInt]],
+        list[str | list[int]],
         BeforeValidator(
             _as_prompts, json_schema_input_type=str | list[int] | list[str | list[int]]
         ),
     ]
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
-    best_of: int | None = None
     suffix: str | None = None
     """Text behind the one that is written, for models that fill in the middle."""
 
@@ -325,10 +323,6 @@ class CompletionRequest(CommonRequest):
             raise RequestError(
                 "echo: a prompt's log probabilities are not computed: leave out echo or logprobs",
                 "echo",
-            )
-        if self.best_of not in (None, self.copies):
-            raise RequestError(
-                "best_of: every text that is written is sent: leave it out, and set n", "best_of"
             )
         return self
 

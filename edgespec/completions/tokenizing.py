@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from pydantic import Field, StrictBool, StrictInt, StrictStr
+from pydantic import Field
 
 from edgespec.completions.protocols.request_parts import ParsedRequest
 
@@ -20,19 +20,19 @@ class Tokenizes(Protocol):
 class TokenizeRequest(ParsedRequest):
     """A request for the tokens of a text."""
 
-    content: StrictStr | list[StrictStr | StrictInt] = ""
+    content: str | list[str | int] = ""
     """A text, or texts and tokens in turn."""
-    add_special: StrictBool = False
+    add_special: bool = False
     """Begin with a BOS token if the model uses one."""
-    parse_special: StrictBool = True
+    parse_special: bool = True
     """Read spelled control tokens as such; otherwise as text."""
-    with_pieces: StrictBool = False
+    with_pieces: bool = False
 
 
 class DetokenizeRequest(ParsedRequest):
     """A request for the text of tokens."""
 
-    tokens: list[StrictInt] = Field(default_factory=list)
+    tokens: list[int] = Field(default_factory=list)
 
 
 def tokenize(tokenizer: Tokenizes, content: object) -> dict[str, Any]:

@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from edgespec.completions.request_grammars import call_grammar_of
+from edgespec.completions.request_grammars import grammar_of_chat
+from edgespec.completions.requests import ChatRequest
 from edgespec.completions.tool_calls import CallSplitter
 from edgespec.errors import GrammarError
-from edgespec.grammar.specification import new_compiler
+from edgespec.grammar.specification import Grammar, new_compiler
 from fake_model import FakeVocabulary
 
 QWEN, GLM, JSON = "<tool_call><function=f><parameter=a>", "<tool_call><arg_key>", "<tool_call>"
@@ -16,8 +17,7 @@ PARAMETERS = {
     "properties": {
         "city": {"type": "string"},
         "days": {"type": "integer"},
-        "unit": {"anyOf": [{"const": "C"}, {"const": "F"}]},
-        "tag": {"type": "string", "maxLength": 3},
+        "unit": {"enum": ["C", "F"]},
         "place": {"$ref": "#/$defs/Place"},
     },
     "required": ["city"],
@@ -35,11 +35,16 @@ def compiler():
     return new_compiler(FakeVocabulary(257, {256}, pieces=[*letters, b""]), 257)
 
 
+def required(template: str, tools) -> Grammar:
+    asked = {"messages": [], "tools": tools, "tool_choice": "required"}
+    grammar = grammar_of_chat(ChatRequest.parse(asked), template)
+    assert grammar is not None
+    return grammar
+
+
 def accepts(compiler, template: str, text: str, tools=TOOLS) -> bool:
     """True if `text` is a whole call by the template's grammar."""
-    make = call_grammar_of(template)
-    assert make is not None
-    state = compiler.start(make(tools))
+    state = compiler.start(required(template, tools))
     for byte in text.encode():
         if not state.allowed()[byte]:
             return False
@@ -75,7 +80,7 @@ FORMS = {
         {"city": "New\nYork <b> </parameter"},
         {"city": "Paris", "days": "3"},
         {"city": "Paris", "unit": "F"},
-        {"city": "", "tag": "abc"},
+        {"city": ""},
         {"city": "Paris", "place": '{"x": 1}'},
     ],
 )
@@ -96,7 +101,6 @@ def test_a_call_by_the_schema_is_allowed(compiler, form, arguments):
         {"days": "3"},
         {"city": "Paris", "days": "three"},
         {"city": "Paris", "unit": "K"},
-        {"city": "Paris", "tag": "abcd"},
         {"city": "Paris", "place": '{"x": "a"}'},
         {"city": "Paris", "other": "1"},
     ],
@@ -112,15 +116,7 @@ def test_json_is_forced_only_where_the_template_writes_it(compiler):
         assert accepts(compiler, template, text, TOOLS[1:]) == is_json
 
 
-@pytest.mark.parametrize(
-    ("parameters", "complaint"),
-    [
-        ({"properties": {"a": {"type": "string", "pattern": "^a$"}}}, "parameter a has a pattern"),
-        ({"anyOf": [{"type": "object"}]}, "parameters of f have no properties"),
-    ],
-)
-def test_what_the_form_cannot_keep_is_refused(parameters, complaint):
-    make = call_grammar_of(QWEN)
-    assert make is not None
-    with pytest.raises(GrammarError, match=complaint):
-        make([{"function": {"name": "f", "parameters": parameters}}])
+def test_what_the_form_cannot_keep_is_refused():
+    tool = {"function": {"name": "f", "parameters": {"anyOf": [{"type": "object"}]}}}
+    with pytest.raises(GrammarError, match="parameters of f have no properties"):
+        required(QWEN, [tool])

@@ -18,14 +18,11 @@ from edgespec.completions.running_request import Completion, Reply
 from edgespec.completions.service import Completions
 
 _KINDS = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
     408: "timeout_error",
     413: "request_too_large",
-    415: "invalid_request_error",
     503: "overloaded_error",
 }
 _DELTAS = {
@@ -48,7 +45,8 @@ def messages_dialect(completions: Completions, content: object) -> Asked:
 
 def messages_error(refusal: Refusal, request_id: str) -> Answer:
     """The body of an error."""
-    error: Answer = {"type": _KINDS.get(refusal.status, "api_error"), "message": str(refusal)}
+    usual = "invalid_request_error" if refusal.status < 500 else "api_error"
+    error: Answer = {"type": _KINDS.get(refusal.status, usual), "message": str(refusal)}
     return {"type": "error", "error": refusal.figures | error, "request_id": request_id}
 
 

@@ -42,6 +42,8 @@ _KINDS = {
     "call": ("response.function_call_arguments", "arguments"),
 }
 """Events that tell the text of a part, and its field in the last of them."""
+_NULLS = ("max_tool_calls", "prompt_cache_key", "safety_identifier", "user")
+"""Fields that an answer has without a value."""
 _SAMPLING = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -200,6 +202,7 @@ class ResponsesReply(Reply):
             "truncation": "disabled",
             "usage": _usage(completion) if completion is not None else None,
             **{name: float(sampling[name]) for name in _SAMPLING},
+            **dict.fromkeys(_NULLS),
         }
 
 

@@ -109,12 +109,7 @@ class ResponsesRequest(SamplingRequest):
         """Tools and choice in the format of chat requests."""
         tools = [_tool(tool, at) for at, tool in callable_tools(self.tools or (), "function")]
         choice = self.tool_choice
-        if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-            with reading("tool_choice.tools", "tool_choice"):
-                names = [one.get("name") for one in choice["tools"]]
-            tools = [tool for tool in tools if tool["function"]["name"] in names]
-            choice = choice.get("mode", "auto")
-        elif isinstance(choice, dict):
+        if isinstance(choice, dict):
             if choice.get("type") != "function":
                 raise RequestError(
                     f"tool_choice.type is {choice.get('type')!r}: only functions are called here",
