@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from edgespec import registry
 from edgespec.errors import ModelError, PairError, UsageError, setting
@@ -53,24 +54,17 @@ def check_pair(target: PreparedModel, draft: PreparedModel) -> None:
                 f"{target.info.name}: make a draft from this target (edgespec models draft)"
             )
         return
-    ours, theirs = target.tokens(), draft.tokens()
-    for token, (left, right) in enumerate(zip(ours, theirs, strict=False)):
+    for token, (left, right) in enumerate(zip_longest(target.tokens(), draft.tokens())):
         if left != right:
             raise PairError(
                 f"draft and target have different vocabularies: token {token} is {_shown(left)} "
                 f"in {target.info.name} and {_shown(right)} in {draft.info.name}: "
                 "choose a draft of the target's family"
             )
-    if len(ours) != len(theirs):
-        raise PairError(
-            f"draft and target have different vocabularies: token {min(len(ours), len(theirs))} is "
-            f"in only one of them ({len(ours)} tokens in {target.info.name}, {len(theirs)} in "
-            f"{draft.info.name}): choose a draft of the target's family"
-        )
 
 
-def _shown(token: bytes) -> str:
-    return repr(token.decode(errors="replace"))
+def _shown(token: bytes | None) -> str:
+    return "missing" if token is None else repr(token.decode(errors="replace"))
 
 
 def note_on_worth(name: str, paired: MemoryPlan, alone: MemoryPlan, gain: float) -> str:
