@@ -15,6 +15,7 @@ from pathlib import Path
 from edgespec.errors import StateError, UsageError, setting
 from edgespec.extras import installed_version
 from edgespec.files.sampled import sampled_digest
+from edgespec.memory.process import processor
 from edgespec.ports import LanguageModel
 from edgespec.state.blocks import BlockFolder
 from edgespec.state.chains import MIN_TOKENS, BlockChain
@@ -141,12 +142,5 @@ def instruction_sets(root: Path = Path("/")) -> str:
 
     It is the machine type where the system does not list them.
     """
-    try:
-        lines = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        if line.lower().startswith(("flags", "features")):
-            names = line.split(":", 1)[1].split()
-            return " ".join(sorted(name for name in names if _DECIDING.match(name)))
-    return platform.machine()
+    _, names = processor(root)
+    return " ".join(sorted(name for name in names if _DECIDING.match(name))) or platform.machine()
