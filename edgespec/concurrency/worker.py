@@ -13,7 +13,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from edgespec.concurrency.owning import POLL_S, Closeable
 from edgespec.errors import Cancelled
@@ -59,7 +59,7 @@ class Worker(Closeable):
         return future
 
     @contextmanager
-    def running(self, call: Callable[[], T], cancel: Callable[[], None]) -> Iterator[Running[T]]:
+    def running(self, call: Callable[[], T], cancel: Callable[[], None]) -> Iterator[Future[T]]:
         """Run `call` beside the block, which does not end before the call does.
 
         `cancel` makes the call end soon; it is called if the block ends first.
@@ -72,7 +72,7 @@ class Worker(Closeable):
 
         future = self.submit(called)
         try:
-            yield Running(future)
+            yield future
         finally:
             ending.set()
             while not future.done():  # even if Ctrl-C is pressed again
@@ -91,7 +91,7 @@ class Worker(Closeable):
         `check` is polled while it runs, and may raise.
         """
         with self.running(call, cancel) as running:
-            return running.result(check)
+            return result_of(running, check)
 
     def close(self) -> None:
         """End the thread after the calls that it has. Idempotent."""
@@ -105,25 +105,15 @@ class Worker(Closeable):
             queue.put(None)
 
 
-class Running(Generic[T]):
-    """A call in the worker's thread."""
-
-    def __init__(self, future: Future[T]) -> None:
-        self._future = future
-
-    @property
-    def done(self) -> bool:
-        return self._future.done()
-
-    def result(self, check: Callable[[], None] | None = None) -> T:
-        """Wait for the call's result. Raises what the call or `check` raises."""
-        while not self._future.done():
-            with suppress(TimeoutError):
-                self._future.exception(timeout=POLL_S)
-            raise_if_cancelled()
-            if check is not None and not self._future.done():
-                check()
-        return self._future.result()
+def result_of(call: Future[T], check: Callable[[], None] | None = None) -> T:
+    """Wait for the result of a worker's call. Raises what the call or `check` raises."""
+    while not call.done():
+        with suppress(TimeoutError):  # quicker than `wait`
+            call.exception(timeout=POLL_S)
+        raise_if_cancelled()
+        if check is not None and not call.done():
+            check()
+    return call.result()
 
 
 def _work(queue: Calls) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -21,7 +22,7 @@ from itertools import pairwise
 import numpy as np
 
 from edgespec.concurrency.owning import Users, close_all
-from edgespec.concurrency.worker import Running, Worker
+from edgespec.concurrency.worker import Worker, result_of
 from edgespec.engine import prompt_reading
 from edgespec.engine.admission import admit, check_sources, notes_on, obstacle
 from edgespec.engine.outcome import RoundOutcome, surest
@@ -155,7 +156,7 @@ class Engine(Scheduler):
             evaluate = partial(self.target.evaluate, parts)
             with self.worker.running(evaluate, self.target.cancel) as running:
                 self.grow(growing, running)
-                logits = running.result(partial(check, texts))
+                logits = result_of(running, partial(check, texts))
         else:
             logits = self.target.evaluate(parts)
         if self.trace.is_on:
@@ -202,7 +203,7 @@ class Engine(Scheduler):
             self.pool.bare(text.slot.number)
         self._hang_forced(text)
 
-    def grow(self, texts: Sequence[Text], running: Running[Logits] | None = None) -> None:
+    def grow(self, texts: Sequence[Text], running: Future[Logits] | None = None) -> None:
         """Guess after the most probable nodes of any text, as long as another step is worth its
         time: before the pass, or beside it while it is `running`."""
         pool, pass_, grown_s = self.pool, self.pass_, self.clock()
@@ -212,7 +213,7 @@ class Engine(Scheduler):
             for text in texts:
                 deepest = min(2 * self.limits.max_depth + 1, text.transcript.room - 1)
                 text.limits = text.limits._replace(max_depth=deepest)
-        while not (running and running.done):
+        while not (running and running.done()):
             check(texts)
             source, nodes = self._next_step(texts, idle, running is not None)
             if source is None:
