@@ -19,6 +19,7 @@ from edgespec.concurrency.owning import POLL_S, Closeable
 from edgespec.errors import Cancelled
 
 T = TypeVar("T")
+Running = Future
 Calls = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
 _calls = threading.local()
@@ -39,7 +40,8 @@ class Worker(Closeable):
     """
 
     def __init__(self) -> None:
-        self._queue: Calls = SimpleQueue()
+        self._queue: Running = Future
+Calls = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_closed = False
 

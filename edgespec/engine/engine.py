@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -22,7 +21,7 @@ from itertools import pairwise
 import numpy as np
 
 from edgespec.concurrency.owning import Users, close_all
-from edgespec.concurrency.worker import Worker, result_of
+from edgespec.concurrency.worker import Running, Worker, result_of
 from edgespec.engine import prompt_reading
 from edgespec.engine.admission import admit, check_sources, notes_on, obstacle
 from edgespec.engine.outcome import RoundOutcome, surest
@@ -203,7 +202,7 @@ class Engine(Scheduler):
             self.pool.bare(text.slot.number)
         self._hang_forced(text)
 
-    def grow(self, texts: Sequence[Text], running: Future[Logits] | None = None) -> None:
+    def grow(self, texts: Sequence[Text], running: Running[Logits] | None = None) -> None:
         """Guess after the most probable nodes of any text, as long as another step is worth its
         time: before the pass, or beside it while it is `running`."""
         pool, pass_, grown_s = self.pool, self.pass_, self.clock()
