@@ -40,8 +40,7 @@ class Worker(Closeable):
     """
 
     def __init__(self) -> None:
-        self._queue: Running = Future
-Calls = SimpleQueue()
+        self._queue: Calls = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
