@@ -273,7 +273,13 @@ OFF: Mapping[str, Any] = MappingProxyType(
 
 
 def reasoning_variables(variables: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The variables of a template, in which the effort `none` is the least that it knows."""
+    """The variables of a template, in which the effort `none` is the least that it knows.
+
+    A template that never asks whether `enable_thinking` is defined gets it, as from llama.cpp.
+    """
+    asks = (f"enable_thinking{sign}" for sign in (" is ", " |", "|"))
+    if "not enable_thinking" in source and not any(ask in source for ask in asks):
+        variables = {"enable_thinking": True, **variables}
     if variables.get("reasoning_effort") != "none":
         return dict(variables)
     efforts = ("none", "no_think", "minimal")

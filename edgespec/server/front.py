@@ -25,7 +25,7 @@ from edgespec.completions.answers import Usage
 from edgespec.completions.refusals import Refusal, refusal_of
 from edgespec.server.access_log import AccessLog, AnsweredRequest
 from edgespec.server.failures import error_body
-from edgespec.server.guarding import Guard
+from edgespec.server.guarding import LOCAL, LOCAL_ORIGIN, Guard
 
 GONE = 499
 """Status in the log of a request whose client went away before the end of its response."""
@@ -57,6 +57,7 @@ class Front:
             self._app = CORSMiddleware(
                 app,
                 guard.allowed_origins,
+                allow_origin_regex=LOCAL_ORIGIN.pattern if LOCAL in guard.allowed_origins else None,
                 allow_methods=("GET", "POST"),
                 allow_headers=("*",),
                 allow_private_network=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -12,6 +13,9 @@ from urllib.parse import urlsplit
 from edgespec.completions.refusals import Refusal
 from edgespec.errors import UsageError, setting
 
+LOCAL = "localhost"
+"""Allowed origin for all pages of this machine, as llama.cpp's server has it."""
+LOCAL_ORIGIN = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -67,6 +71,8 @@ class Guard:
         """Raise Refusal for requests of web pages from other servers that are not allowed."""
         origin = headers.get("origin")
         if origin is None or "*" in self.allowed_origins or origin in self.allowed_origins:
+            return
+        if LOCAL in self.allowed_origins and LOCAL_ORIGIN.fullmatch(origin):
             return
         if _netloc(origin) != headers.get("host", ""):
             raise Refusal(
@@ -131,7 +137,7 @@ def _check_origin_name(origin: str) -> None:
     """Raise UsageError for what no browser sends as an origin."""
     scheme, separator, netloc = origin.partition("://")
     is_origin = separator and scheme and netloc and _netloc(origin) == netloc
-    if not (is_origin and origin == origin.lower()) and origin not in ("*", "null"):
+    if not (is_origin and origin == origin.lower()) and origin not in ("*", "null", LOCAL):
         raise UsageError(
             f"{setting.allowed_origin(origin)}: it must be a scheme and a host in lower case, such "
             "as https://app.example or http://localhost:3000, or * for any page"

@@ -35,8 +35,8 @@ class ServerSettings(Settings):
     allowed_host: Annotated[tuple[str, ...], Flag(metavar="NAME")] = ()
     """Host names that requests may use besides the address."""
     allowed_origin: tuple[str, ...] = ()
-    """Origins of web pages that may ask from a browser (CORS), such as http://localhost:3000, or *
-    for any."""
+    """Origins of web pages that may ask from a browser (CORS), such as http://localhost:3000,
+    localhost for all of this machine, or * for any."""
     alias: str | None = None
     """Name of the model in answers."""
     queue: Count = 32

@@ -211,6 +211,16 @@ def test_other_templates_get_an_empty_text(fields):
     assert ChatTemplate(source).render([calling(**fields)]) == "[1]"
 
 
+@pytest.mark.parametrize(
+    ("asks", "expected"),
+    [("not enable_thinking", ""), ("not (enable_thinking | default(false))", "closed")],
+)
+def test_a_template_that_never_asks_whether_thinking_is_defined_gets_it(asks, expected):
+    source = f"{{{{ messages[0].content }}}}{{% if {asks} %}}closed{{% endif %}}"
+    assert ChatTemplate(source).render([USER]) == USER["content"] + expected
+    assert ChatTemplate(source).render([USER], enable_thinking=False).endswith("closed")
+
+
 def test_a_template_that_is_stopped_is_not_tried_again_in_other_ways(monkeypatch):
     template = ChatTemplate("{{ 'a' * 1000000000 }}")
     restarts = []

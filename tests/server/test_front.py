@@ -55,6 +55,17 @@ def latest(log):
     return lambda: log.requests[-1]
 
 
+def test_pages_of_this_machine_may_be_allowed_together(session):
+    guard = Guard("127.0.0.1", allowed_origins=frozenset({"localhost"}))
+    with serving(session, guard) as address, httpx.Client(base_url=address) as http:
+        for origin in ("http://localhost:3000", "https://127.0.0.1", "http://[::1]:80"):
+            asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+            told = http.options("/v1/completions", headers=asked)
+            assert told.headers["access-control-allow-origin"] == origin
+        for origin in ("http://localhost.evil.com", "http://notlocalhost", "ftp://localhost"):
+            assert http.get("/v1/models", headers={"Origin": origin}).status_code == 403
+
+
 def test_every_answer_has_an_id_of_its_own(client):
     ids = {client.get(path).headers["x-request-id"] for path in ("/health", "/", "/nothing", TEXT)}
     assert len(ids) == 4
