@@ -229,7 +229,7 @@ MOST_LINES = {
     "paging": 1900,
     "ports": 590,
     "rules": 949,
-    "server": 2688,
+    "server": 2691,
     "session": 2830,
     "settings": 1204,
     "state": 590,
