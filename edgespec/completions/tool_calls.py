@@ -25,11 +25,11 @@ LONG_CHARACTERS = 2_000
 """Characters held back from which on they are read again only where something is closed."""
 _CLOSING = re.compile(r"[}\]>`]")
 _QUOTES = r"`\"'\u2018\u201c\xab"
-_PROSE = re.compile(rf"(?:[\w\u2019\u201d\xbb{_QUOTES}]|[{_QUOTES}]<[^<>\s]*>)\s*\Z")
+_PROSE = re.compile(rf"(?:[\w\u2019\u201d\xbb{_QUOTES}=]|[{_QUOTES}]<[^<>\s]*>)\s*\Z")
 """End of a line that goes on: JSON in it is an example."""
 _JSON = ("{", "[")
 _LINE = 80
-"""Most characters of a line that are looked at."""
+"""Most characters of the text before a call that are looked at."""
 _IN_JSON = re.compile(r'[\[({]$|"[:,]$|[}\]\d],$')
 """End of a text behind which an object is part of a larger one, or an argument."""
 
@@ -65,12 +65,8 @@ class CallSplitter:
         self._drops_blanks = False
         self._end_marks: list[str] | None = None
         """Marks expected behind the latest call; None in text."""
-        self._is_code = False
-        """True inside a fence that has no calls."""
-        self._behind = ""
-        """The last two characters of the text so far, without blanks."""
-        self._line = ""
-        """The end of the text so far in its line."""
+        self._told = ""
+        """The end of the text so far."""
 
     @property
     def held(self) -> str:
@@ -94,48 +90,31 @@ class CallSplitter:
             while self._held:
                 if self._end_marks is not None:
                     self._after_call(self._end_marks, is_last)
-                elif self._is_code:
-                    decided.append(self._code(is_last))
                 else:
-                    opening = self._opening.search(self._line + self._held, len(self._line))
-                    decided.append(self._before(opening, is_last))
+                    opening = self._opening.search(self._told + self._held, len(self._told))
                     if opening is None:
+                        n_undecided = 0 if is_last else self._n_undecided()
+                        decided.append(self._take(len(self._held) - n_undecided))
                         break
+                    before = self._held[: opening.start() - len(self._told)]
+                    decided.append(self._take(len(before.rstrip())))
                     decided.append(self._opened(opening[0], is_last))
         except UnfinishedCall:
             pass
         return "".join(decided)
 
-    def _before(self, opening: re.Match[str] | None, is_last: bool) -> str:
-        """Text before a mark, without blanks, which are dropped if the mark begins a call."""
-        if opening is not None:
-            begin = opening.start() - len(self._line)
-            return self._take(len(self._held[:begin].rstrip()))
-        return self._take(len(self._held) - (0 if is_last else self._n_undecided()))
-
     def _opened(self, mark: str, is_last: bool) -> str:
         """Read the call that `mark` begins; text instead if there is none."""
         blanks = self._held[: len(self._held) - len(self._held.lstrip())]
         is_part = mark in _JSON and (
-            _IN_JSON.search(self._behind) or ("\n" not in blanks and _PROSE.search(self._line))
+            _IN_JSON.search("".join(self._told.split()))
+            or ("\n" not in blanks and _PROSE.search(self._told.rpartition("\n")[2]))
         )
         reading = None if is_part else self._reader.read(self._held, 0, is_last)
         if reading is not None:
             self._add(reading, [])
             return ""
-        self._is_code = mark.startswith(FENCE)
         return self._take(len(blanks) + len(mark))
-
-    def _code(self, is_last: bool) -> str:
-        """Text up to the end of a fence without calls."""
-        end = self._held.find(FENCE)
-        if end >= 0:
-            self._is_code = False
-            return self._take(end + len(FENCE))
-        n_backticks = len(self._held) - len(self._held.rstrip("`"))
-        if n_backticks == len(self._held) and not is_last:
-            raise UnfinishedCall
-        return self._take(len(self._held) - (0 if is_last else n_backticks))
 
     def _after_call(self, end_marks: list[str], is_last: bool) -> None:
         """Drop the marks behind a call, and read the calls that follow it."""
@@ -157,7 +136,6 @@ class CallSplitter:
                 self._held = rest
                 self._add(reading, end_marks)
                 return
-        self._is_code = FENCE in end_marks
         self._held = rest if end_marks else self._held
         self._end_marks = None
 
@@ -172,7 +150,7 @@ class CallSplitter:
                     break
         self.calls += calls
         self._held, self._drops_blanks = self._held[reading.end :], True
-        self._behind = self._line = ""
+        self._told = ""
         self._end_marks = [*end_marks, *reading.end_marks]
 
     def _take(self, length: int) -> str:
@@ -181,8 +159,7 @@ class CallSplitter:
         if self._drops_blanks:
             text = text.lstrip()
             self._drops_blanks = not text
-        self._behind = (self._behind + "".join(text.split()))[-2:]
-        self._line = (self._line + text).rpartition("\n")[2][-_LINE:]
+        self._told = (self._told + text)[-_LINE:]
         return text
 
     def _n_undecided(self) -> int:

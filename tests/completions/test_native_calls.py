@@ -153,3 +153,11 @@ def test_a_cut_text_raises_nothing_and_loses_nothing(family):
 def test_what_is_no_call_of_a_tool_stays_text(text):
     assert read(text) == (text, [])
     assert read(text, range(len(text))) == (text, [])
+
+
+def test_the_template_says_in_which_marks_calls_stand():
+    text, calls = CALLS["Mistral"]
+    for template, is_read in (("[TOOL_CALLS]", True), ("<tool_call>", False), ("no marks", True)):
+        splitter = CallSplitter(TOOLS, template)
+        assert (splitter.push(text) + splitter.finish() == "") == is_read
+        assert len(splitter.calls) == (len(calls) if is_read else 0)
