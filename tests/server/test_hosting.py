@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -272,5 +274,36 @@ def test_models_that_the_budget_holds_stay_and_write_at_once() -> None:
         "+b.gguf",
         "+v.gguf",
     ]
+    world.host.close()
+    assert not world.in_memory
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_clients_do_everybody_is_answered_and_no_model_stays_in_use(seed: int) -> None:
+    chance = random.Random(seed)
+    world = World(leaves_room=chance.random() < 0.5, together=chance.random() < 0.3)
+    world.fails = {"b.gguf": ModelError("damaged")} if chance.random() < 0.3 else {}
+
+    async def client(model: HostedModel) -> None:
+        with suppress(Refusal):
+            async with world.host.using(model) as served:
+                assert served.name in world.in_memory
+                await asyncio.sleep(chance.choice([0, 0, 0.001, 0.01]))
+                assert served.name in world.in_memory
+
+    async def steps() -> None:
+        models = (world.a, world.a, world.b, world.vectors)
+        asked = [asyncio.ensure_future(client(chance.choice(models))) for _ in range(20)]
+        for _ in range(40):
+            await asyncio.sleep(chance.choice([0, 0, 0.001, 0.01]))
+            asked.append(asyncio.ensure_future(client(chance.choice(models))))
+            if chance.random() < 0.3:
+                chance.choice(asked).cancel()
+        for ended in await asyncio.gather(*asked, return_exceptions=True):
+            assert ended is None or isinstance(ended, asyncio.CancelledError)
+
+    run(steps())
+    assert not world.host._line
+    assert not any(seat.n_users for seat in world.host._seats.values())
     world.host.close()
     assert not world.in_memory
