@@ -24,7 +24,8 @@ from edgespec.concurrency.owning import Users, close_all
 from edgespec.concurrency.worker import Running, Worker, result_of
 from edgespec.engine import prompt_reading
 from edgespec.engine.admission import admit, check_sources, notes_on, obstacle
-from edgespec.engine.outcome import RoundOutcome, surest
+from edgespec.engine.ledger import surest
+from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.scheduler import Scheduler
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import Slot
@@ -120,6 +121,8 @@ class Engine(Scheduler):
             text = admit(self.target, terms, rule, self.settings.n_keep)
         for note in self._notes:
             text.tally.note(note)
+        with self._lock:
+            self._open.add(text)
         return text
 
     def step(self, texts: Sequence[Text]) -> None:
@@ -480,8 +483,8 @@ class Engine(Scheduler):
         try:
             self.discard(text)
             for source in self.sources:
-                if source.serves(text) and text.n_known is not None:
-                    source.end(text, slot.committed[text.n_known :])
+                if source.serves(text) and text.has_begun:
+                    source.end(text, slot.committed[text.tally.reused_tokens :])
         finally:
             self.pool.drop(slot.number)
             text.paging = self.target.paging().since(text.paging_before)

@@ -55,7 +55,6 @@ class Generation(Closeable):
         self._failure: Exception | None = None
         self._text = text
         text.deliver = self._deliveries.put
-        scheduler.open(text)
 
     def __iter__(self) -> Self:
         return self

@@ -7,7 +7,7 @@ arrays, reads no clock and calls no model.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.prices import Floats, Prices, octave
+from edgespec.pool import Pool
 from edgespec.rules.stop_rules import StopRule
 from edgespec.values import PassReport
 
@@ -34,6 +35,8 @@ MAX_LINE = 16
 """Longest line of guesses that is considered before any was drafted."""
 HORIZONS = (1, 2, 4, 8, 16)
 """Numbers of further draft steps that are considered."""
+SURE = 0.5
+"""Least confidence of a guess that counts, verified or not."""
 KNOWN_STEPS = 4
 """Draft steps of a round that tell as much of its next ones as all earlier rounds do."""
 
@@ -319,3 +322,15 @@ class Ledger:
 
 KEPT = {"tokens": 1e6, "plain_tokens": 1e6, "spent": 1.0}
 """Numbers that are stored, with their upper bounds."""
+
+
+def surest(pool: Pool, path: Sequence[int], tokens: Sequence[int]) -> tuple[float, int]:
+    """Total confidence of the surest guesses after each node of a path, where they were sure, and
+    how many were right; `tokens` followed each."""
+    claimed, right = 0.0, 0
+    for node, token in zip(path, tokens, strict=True):
+        best = max(pool.children(node), key=lambda child: pool.confidence[child], default=None)
+        if best is not None and pool.confidence[best] >= SURE:
+            claimed += float(pool.confidence[best])
+            right += int(pool.token[best]) == token
+    return claimed, right

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from edgespec.pool import Pool
 from edgespec.settings.rule_names import AcceptanceName, Keeps
 from edgespec.values import (
     PassReport,
@@ -16,8 +14,6 @@ from edgespec.values import (
     total_sources,
 )
 
-SURE = 0.5
-"""Least confidence of a guess that counts, verified or not."""
 NO_PASS = PassReport()
 """Report of a round before its pass."""
 
@@ -41,7 +37,7 @@ class RoundOutcome:
     guessed: bool = False
     """True if guesses were made or verified."""
     claimed: float = 0.0
-    """Total confidence of the surest guess for each token, verified or not, of at least `SURE`."""
+    """Total confidence of the surest guess for each token, verified or not, if it is sure."""
     right: int = 0
     """Number of these that were right."""
     draft_steps: int = 0
@@ -129,15 +125,3 @@ class Tally:
             decode_s=decode_s,
             tokens_per_s=n_tokens / decode_s if decode_s > 0 else 0.0,
         )
-
-
-def surest(pool: Pool, path: Sequence[int], tokens: Sequence[int]) -> tuple[float, int]:
-    """Total confidence of the surest guesses after each node of a path, where they were sure, and
-    how many were right; `tokens` followed each."""
-    claimed, right = 0.0, 0
-    for node, token in zip(path, tokens, strict=True):
-        best = max(pool.children(node), key=lambda child: pool.confidence[child], default=None)
-        if best is not None and pool.confidence[best] >= SURE:
-            claimed += float(pool.confidence[best])
-            right += int(pool.token[best]) == token
-    return claimed, right

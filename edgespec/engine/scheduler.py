@@ -259,11 +259,6 @@ class Scheduler(Closeable):
         """Context manager for a use of the models' vocabularies. Raises SessionClosed."""
         return self._users.use()
 
-    def open(self, text: Text) -> None:
-        """Let `cancel` reach a text, which is not in line yet."""
-        with self._lock:
-            self._open.add(text)
-
     def want(self, text: Text) -> None:
         """Ask for the text's next token, which its `deliver` gets; the first time, it joins the
         line."""

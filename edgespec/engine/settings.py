@@ -10,7 +10,6 @@ from pydantic import Field, model_validator
 from edgespec.errors import UsageError
 from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES, AcceptanceRule
 from edgespec.rules.pacer import Limits
-from edgespec.rules.stop_rules import STOP_RULES, StopRule
 from edgespec.settings.config import (
     USUAL_DRAFT_MAX,
     ContextEnd,
@@ -102,11 +101,6 @@ class EngineSettings(Speculation, ContextEnd):
     def width(self, info: ModelInfo) -> int:
         """Most children of a node: one, for a line, where a target verifies no more."""
         return self.n_candidates if info.max_branches > 1 else 1
-
-    def new_stop_rule(self) -> StopRule | None:
-        """The stop rule by name; None if the round planner decides."""
-        rule = STOP_RULES.get(self.fallback)
-        return None if rule is None else rule()
 
     def limits_for(self, info: ModelInfo) -> Limits:
         """The limits of trees over this target."""

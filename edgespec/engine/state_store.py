@@ -15,6 +15,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources.mixer import Mixer, Numbers
 from edgespec.files.json_file import JsonFile, pair_digest
 from edgespec.ports import LanguageModel
+from edgespec.rules.stop_rules import STOP_RULES
 from edgespec.values import ModelInfo, PagingStats
 
 T = TypeVar("T")
@@ -73,9 +74,10 @@ class KeptLedger(Ledger):
         if draft is not None and info.size_bytes:
             draft_share = max(MIN_DRAFT_SHARE, draft.size_bytes / info.size_bytes)
         times_passes = info.tree_capable and not self._paging.segments and settings.step_aside
+        rule = STOP_RULES.get(settings.fallback)
         super().__init__(
             Prices(info.used_share, draft_share, info.latency_s),
-            stop_rule=settings.new_stop_rule(),
+            stop_rule=None if rule is None else rule(),
             may_step_aside=settings.step_aside,
             may_overlap=settings.may_overlap,
             timed_rows=TIMED_ROWS if times_passes else (),

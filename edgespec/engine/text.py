@@ -79,8 +79,6 @@ class Text:
     """Sampler by which sources guess: the text's own, unless the acceptance rule takes probable
     guesses instead of those that the target draws."""
     paging_before: PagingStats = field(default_factory=PagingStats)
-    n_known: int | None = None
-    """Committed tokens that were computed before it; None before its prompt is read."""
     has_begun: bool = False
     """True once its prompt is being read, or what remains after a context shift."""
     n_drafted: int = 0
@@ -208,7 +206,7 @@ class Text:
         if is_prompt and (trouble := slot.load_prefix(prompt, self.check_cancelled)):
             self.tally.note(trouble)
         if self.held is None:
-            self.n_known = self.tally.reused_tokens = len(slot.committed)
+            self.tally.reused_tokens = len(slot.committed)
             n_passes = [self._n_passes(n_tokens) for n_tokens in (len(prompt), self.n_left)]
             self.tally.saved_passes = n_passes[0] - n_passes[1]
         self.tell(len(slot.committed))
