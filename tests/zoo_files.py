@@ -104,7 +104,7 @@ def random_model(
     cousin: bool = False,
 ) -> Gguf:
     """The content of `write_model`; `path` is where scratch files may be."""
-    model = Gguf(_metadata(species, changes or {}))
+    model = Gguf(model_metadata(species, changes or {}))
     n_layers = model.metadata[f"{species.architecture}.block_count"][1]
     wanted = tensors_wanted(model, path)
     tied = "output.weight" not in dict(wanted)
@@ -137,7 +137,7 @@ def write_impostor(path: Path, architecture: str) -> Path:
     return impostor(architecture).write(path)
 
 
-def _metadata(species: Species, changes: dict[str, Any]) -> dict[str, tuple]:
+def model_metadata(species: Species, changes: dict[str, Any]) -> dict[str, tuple]:
     name = species.architecture
     tokens, merges = byte_level_vocabulary()
     n_vocab = LARGER_VOCABULARIES.get(name, N_VOCAB)
@@ -171,7 +171,9 @@ def _typed(value: Any) -> tuple:
     return (kinds[type(value)], value)
 
 
-def tensors_wanted(model: Gguf, beside: Path) -> list[tuple[str, tuple[int, ...]]]:
+def tensors_wanted(
+    model: Gguf, beside: Path, fills: bool = True
+) -> list[tuple[str, tuple[int, ...]]]:
     """Names and shapes, in ggml's order, of all tensors that llama.cpp would load for `model`.
 
     Raises ValueError with llama.cpp's complaint.
@@ -184,7 +186,8 @@ def tensors_wanted(model: Gguf, beside: Path) -> list[tuple[str, tuple[int, ...]
         tensor = abi.GgmlTensor.from_address(address)
         n_dimensions = max((i + 1 for i, n in enumerate(tensor.ne) if n > 1), default=1)
         wanted[tensor.name.decode()] = tuple(tensor.ne[:n_dimensions])
-        ctypes.memset(tensor.data, 0, _n_bytes(tensor))
+        if fills:
+            ctypes.memset(tensor.data, 0, _n_bytes(tensor))
 
     hear = lib.llama_log_callback(
         lambda level, text, _: complaints.append(text.decode(errors="replace"))
