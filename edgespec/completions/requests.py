@@ -89,7 +89,7 @@ class Reasoning(RequestPart):
     generate_summary: str | None = None
 
 
-class NamedFunction(RequestPart):
+class FunctionName(RequestPart):
     name: str
 
 
@@ -97,7 +97,7 @@ class NamedTool(RequestPart):
     """Value of `tool_choice` that names the function to call."""
 
     type: Literal["function"] = "function"
-    function: NamedFunction
+    function: FunctionName
 
 
 class SamplingRequest(ParsedRequest):

@@ -319,18 +319,15 @@ class Completions:
             return 0
         n_tokens = copies * sum(self._session.most_tokens(len(p.tokens), limit) for p in prompts)
         if self.limits_answers and n_others is not None:
-            self._check_logprobs(n_tokens, n_others, request_limits.max_answer_tokens(n_others))
+            most = request_limits.max_answer_tokens(n_others)
+            if n_tokens > most:
+                raise RequestError(
+                    f"an answer of {n_tokens:,} tokens with {n_others} log probabilities beside "
+                    f"each token's own is too large: ask for at most {most:,} tokens, or for fewer",
+                    "logprobs",
+                )
         echoed = copies * sum(len(prompt.echo) for prompt in prompts)
         return request_limits.answer_bytes(n_tokens, n_others, echoed)
-
-    @staticmethod
-    def _check_logprobs(n_tokens: int, n_others: int, most: int) -> None:
-        if n_tokens > most:
-            raise RequestError(
-                f"an answer of {n_tokens:,} tokens with {n_others} log probabilities beside each "
-                f"token's own is too large: ask for at most {most:,} tokens, or for fewer",
-                "logprobs",
-            )
 
     def _completion(
         self,

@@ -23,7 +23,12 @@ REQUIRED: dict[str, Any] = {"messages": TURNS, "input": "a", "prompt": "a", "mod
     "memory_budget": "1GiB",
 }
 """A value for each required field."""
-KINDS = {"ToolChoice": "auto", "Thinking": "adaptive", "OutputFormat": "json_schema"}
+KINDS = {
+    "ToolChoice": "auto",
+    "Thinking": "adaptive",
+    "OutputFormat": "json_schema",
+    "NamedFunction": "function",
+}
 """Types of objects that must have one."""
 
 

@@ -67,6 +67,10 @@ def responses_error(refusal: Refusal, request_id: str) -> Answer:
     return {"error": error | {"param": _RENAMED.get(error["param"], error["param"])}}
 
 
+ENTRY_BYTES = 600
+"""Memory of a stored entry besides its id and content."""
+
+
 class ResponsesReply(Reply):
     """Formats the answer to one request."""
 
@@ -92,7 +96,8 @@ class ResponsesReply(Reply):
     def whole(self, choices: Sequence[Answer], completion: Completion) -> Answer:
         if self._request.store:
             output = [self._item(part, "completed") for part in completion.parts]
-            self._stored.add(self._id, [*self._request.all_items, *map(reference, output)], output)
+            told = [{"type": "item_reference", "id": item["id"]} for item in output]
+            self._stored.add(self._id, [*self._request.all_items, *told], output)
         return self._response(_status(completion), completion)
 
     def step(self, step: Step, completion: Completion) -> Iterator[Answer]:
@@ -175,7 +180,7 @@ class ResponsesReply(Reply):
         form = asked.text.format.model_dump(by_alias=True)
         if form["type"] != "json_schema":
             form = {"type": form["type"]}
-        sampling = _SAMPLING | self._completions.sampling | asked.model_dump(exclude_none=True)
+        fields = _SAMPLING | self._completions.sampling | asked.model_dump(exclude_none=True)
         return {
             "id": self._id,
             "object": "response",
@@ -196,12 +201,12 @@ class ResponsesReply(Reply):
             "service_tier": "default",
             "store": asked.store,
             "text": {"format": form},
-            "tool_choice": asked.tool_choice or "auto",
+            "tool_choice": fields.get("tool_choice", "auto"),
             "tools": [_tool(tool) for tool in asked.tools or () if tool.get("type") == "function"],
             "top_logprobs": asked.top_logprobs or 0,
             "truncation": "disabled",
             "usage": _usage(completion) if completion is not None else None,
-            **{name: float(sampling[name]) for name in _SAMPLING},
+            **{name: float(fields[name]) for name in _SAMPLING},
             **dict.fromkeys(_NULLS),
         }
 
@@ -243,18 +248,12 @@ def _usage(completion: Completion) -> Answer:
     }
 
 
-def reference(item: Mapping[str, Any]) -> Answer:
-    """An item that stands for another one, or for all items of a response."""
-    return {"type": "item_reference", "id": item["id"]}
-
-
 class StoredResponses:
     """Items of input and output by their ids, and those of a response by its id, of `max_bytes`
     together: those not asked for longest go first."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._n_bytes = 0
         self._stored: OrderedDict[str, bytes] = OrderedDict()
         """Lists of items as JSON, which refer to others."""
         self._lock = Lock()
@@ -264,9 +263,9 @@ class StoredResponses:
         with self._lock:
             for name, its in [*((one["id"], [one]) for one in output), (identity, items)]:
                 self._stored[name] = json.dumps(its, separators=(",", ":")).encode()
-                self._n_bytes += _size(name, self._stored[name])
-            while self._n_bytes > self._max_bytes:
-                self._n_bytes -= _size(*self._stored.popitem(last=False))
+            n_bytes = sum(len(name) + len(its) + ENTRY_BYTES for name, its in self._stored.items())
+            while n_bytes > self._max_bytes:
+                n_bytes -= sum(map(len, self._stored.popitem(last=False))) + ENTRY_BYTES
 
     def items(self, items: Sequence[Any]) -> list[Any]:
         """The items with those that references stand for in their places. Raises RequestError if
@@ -288,11 +287,3 @@ class StoredResponses:
                         "previous_response_not_found",
                     )
         return found
-
-
-ENTRY_BYTES = 600
-"""Memory of an entry besides its id and content."""
-
-
-def _size(identity: str, content: bytes) -> int:
-    return ENTRY_BYTES + len(identity) + len(content)

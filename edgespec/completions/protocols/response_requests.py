@@ -31,6 +31,13 @@ _PASSED = frozenset(
 """Fields that a chat request has, too."""
 
 
+class NamedFunction(RequestPart):
+    """Value of `tool_choice` that names the function to call."""
+
+    type: Literal["function"]
+    name: str
+
+
 class TextFormat(RequestPart):
     """Format of the text: free, any JSON object, or JSON by a schema."""
 
@@ -53,7 +60,7 @@ class ResponsesRequest(SamplingRequest):
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
     text: TextSettings = TextSettings()
@@ -108,14 +115,9 @@ class ResponsesRequest(SamplingRequest):
     def _tools(self) -> tuple[list[dict[str, Any]] | None, Any]:
         """Tools and choice in the format of chat requests."""
         tools = [_tool(tool, at) for at, tool in callable_tools(self.tools or (), "function")]
-        choice = self.tool_choice
-        if isinstance(choice, dict):
-            if choice.get("type") != "function":
-                raise RequestError(
-                    f"tool_choice.type is {choice.get('type')!r}: only functions are called here",
-                    "tool_choice",
-                )
-            choice = {"type": "function", "function": {"name": choice.get("name")}}
+        choice: Any = self.tool_choice
+        if isinstance(choice, NamedFunction):
+            choice = {"type": "function", "function": {"name": choice.name}}
         return tools or None, choice
 
 

@@ -214,7 +214,7 @@ def test_a_schema_is_a_response_format() -> None:
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input", "nothing is kept as 'a'"),
         ({"tools": [{"type": "web_search"}]}, "tools", "web_search"),
         ({"tools": [{"type": "function"}]}, "tools", "tools.0.name is missing"),
-        ({"tool_choice": {"type": "mcp"}}, "tool_choice", "only functions"),
+        ({"tool_choice": {"type": "mcp"}}, "tool_choice.type", "should be 'function'"),
         ({"tool_choice": "required"}, "tool_choice", "tools is empty"),
         ({"background": True}, "background", "background"),
         ({"conversation": "conv_1"}, "conversation", "should be None"),
