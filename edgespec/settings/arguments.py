@@ -6,6 +6,7 @@ Ranges of settings are checked where they are used.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
+from contextlib import suppress
 from operator import index
 from typing import Any, TypeVar
 
@@ -70,8 +71,9 @@ def token_ids(name: str, value: Any) -> list[int]:
 
 def whole(name: str, value: Any) -> int:
     """`value` as a whole number. Raises UsageError."""
-    if not isinstance(value, bool) and hasattr(value, "__index__"):
-        return index(value)
+    with suppress(TypeError):
+        if not isinstance(value, bool):
+            return index(value)
     raise _wrong(name, "a whole number", value)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from edgespec.errors import UsageError
@@ -16,6 +17,7 @@ from engine_cases import PROMPT
         ({"prompt": b"abc"}, "the prompt is bytes, .*: decode them"),
         ({"prompt": "a\ud800"}, "half a character .* at position 1"),
         ({"prompt": [1, 2.5]}, r"2\.5"),
+        ({"prompt": np.zeros((2, 2))}, "a token of the prompt must be a whole number"),
         ({"prompt": [True]}, "a token of the prompt must be a whole number, not True"),
         ({"prompt": {1: 2}}, "the prompt must be text or a list of token ids"),
         ({"prompt": 7}, "the prompt must be text or a list of token ids, not 7"),
