@@ -5,7 +5,7 @@ Ranges of settings are checked where they are used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from contextlib import suppress
 from operator import index
 from typing import Any, TypeVar
@@ -25,12 +25,11 @@ def instance(name: str, value: Any, kind: type[T]) -> T:
     return value
 
 
-def keywords(given: Iterable[str], known: Iterable[str], others: Iterable[str] = ()) -> None:
+def keywords(given: Iterable[str], known: Collection[str], others: Iterable[str] = ()) -> None:
     """Raise TypeError for a keyword that a call does not have, with the nearest that it has.
 
     `others` are its keywords that are checked elsewhere.
     """
-    known = [*known]
     for name in given:
         if name not in known:
             hint = nearest(name, [*known, *others])
