@@ -160,7 +160,7 @@ def test_a_context_in_columns_lends_nothing(tmp_path: Path) -> None:
     load = edgespec.LoadSettings(model=path, memory_budget="2GiB", ctx_size=256, threads=1)
     budget = edgespec.plan(load).smallest_bytes
     with edgespec.load(load.model_copy(update={"memory_budget": budget})) as session:
-        weights = session._budget._weights
+        weights = session._models.target._weights
         assert weights is not None
         assert weights.context == ContextSize()
 
