@@ -35,6 +35,7 @@ Q4_K with AVX2."""
 LARGER_TREE_COST = 0.02
 """Largest share of the rate that a plan loses for larger trees, which few texts need."""
 MIN_S = 1e-9
+"""Least seconds of a round that are predicted."""
 MIN_SPEEDUP = 1.1
 """Least expected speedup for which a draft is made: it takes disk space and minutes."""
 
