@@ -103,13 +103,14 @@ class Engine(Scheduler):
         n_slots = min(settings.n_texts(target.info), self.limits.max_nodes)
         self.capacity = CAPACITY * self.limits.max_nodes
         places = (prefixes(n) if prefixes is not None else None for n in range(n_slots))
-        slots = [Slot(target, n, self.sources, place) for n, place in enumerate(places)]
+        slots = [Slot(target, n, self.sources, self.pool, place) for n, place in enumerate(places)]
         self._notes = notes_on(reason, self.acceptance, bool(self.sources), target.info.n_slots)
         super().__init__(
             slots,
             clock,
             Users(name, SessionClosed),
             n_slots if n_grammars is None else n_grammars,
+            [target.cancel, *(source.cancel for source in self.sources)],
             partial(close_all, self.worker.close, release),
         )
 
@@ -481,7 +482,7 @@ class Engine(Scheduler):
         learnt."""
         slot = text.slot
         try:
-            self.discard(text)
+            slot.discard()
             for source in self.sources:
                 if source.serves(text) and text.has_begun:
                     source.end(text, slot.committed[text.tally.reused_tokens :])
@@ -492,17 +493,6 @@ class Engine(Scheduler):
         self.trace.flush()
         if text.tally.rounds:
             self.ledger.keep()
-
-    def discard(self, text: Text) -> None:
-        """Drop everything provisional of a text."""
-        text.slot.rewind(len(text.slot.committed))
-        if text.slot.number in self.pool.root:
-            self.pool.bare(text.slot.number)
-
-    def stop_models(self) -> None:
-        self.target.cancel()
-        for source in self.sources:
-            source.cancel()
 
 
 def check(texts: Sequence[Text]) -> None:

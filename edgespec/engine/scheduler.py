@@ -54,17 +54,18 @@ class Scheduler(Closeable):
         clock: Callable[[], float],
         users: Users,
         n_grammars: int,
+        cancels: Sequence[Callable[[], None]],
         release: Callable[[], None],
     ) -> None:
-        """At most `n_grammars` texts with grammars run at a time. `close` ends the thread and then
-        calls `release`."""
+        """At most `n_grammars` texts with grammars run at a time. `cancels` make running calls of
+        models raise Cancelled soon. `close` ends the thread and then calls `release`."""
         self.slots = slots
         self.clock = clock
         self.usual_pass_s = 0.0
         """Expected seconds of a pass; 0 before the first."""
         self._users = users
         self._n_grammars = n_grammars
-        self._release_models = release
+        self._cancels, self._release_models = cancels, release
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         """Messages; signal handlers and the garbage collector may put."""
         self._line: list[Text] = []
@@ -97,14 +98,6 @@ class Scheduler(Closeable):
     def end(self, text: Text) -> None:
         """Drop everything provisional of a text that needs no further pass."""
 
-    @abstractmethod
-    def discard(self, text: Text) -> None:
-        """Drop everything provisional of a text that goes on."""
-
-    @abstractmethod
-    def stop_models(self) -> None:
-        """Make running calls of models raise Cancelled soon; callable from any thread."""
-
     # In the engine's thread
 
     def run(self) -> bool:
@@ -118,7 +111,7 @@ class Scheduler(Closeable):
                     if not self._store_block():
                         return True
                 elif not self._gathering_s:
-                    texts = shared_cells.with_cells(self._active, self.slots, self.discard)
+                    texts = shared_cells.with_cells(self._active, self.slots)
                     with self._passing(texts):
                         self.step(texts)
                     self._store_block()
@@ -165,7 +158,7 @@ class Scheduler(Closeable):
             for text in texts:  # a text that goes on discards the interrupted pass
                 with ending([text]):
                     text.check_cancelled()
-                    self.discard(text)
+                    text.slot.discard()
         except BaseException as error:  # noqa: BLE001 - raised to the consumers
             for text in texts:
                 text.fail(error)
@@ -282,7 +275,8 @@ class Scheduler(Closeable):
             for each in list(self._open) if text is None else [text]:
                 each.is_cancelled = True
             if self._in_pass and all(each.is_cancelled for each in self._in_pass):
-                self.stop_models()
+                for cancel in self._cancels:
+                    cancel()
         self._inbox.put(wake)
 
     def leave(self, text: Text) -> None:

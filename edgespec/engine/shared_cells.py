@@ -6,7 +6,7 @@ the eldest has all that it may need, since one whole context fits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from edgespec.engine.slot import Slot
 from edgespec.engine.text import Text
@@ -19,13 +19,11 @@ def suffice(texts: Sequence[Text], info: ModelInfo) -> bool:
     return not info.n_cells or n_needed <= info.n_cells
 
 
-def with_cells(
-    active: Sequence[Text], slots: Sequence[Slot], discard: Callable[[Text], None]
-) -> list[Text]:
+def with_cells(active: Sequence[Text], slots: Sequence[Slot]) -> list[Text]:
     """The texts that have cells for a pass, of those that are `active`, the eldest first.
 
     The others rest. Where elder ones need their cells they are set back, and so the oldest kept
-    texts go. `discard` drops what is provisional of a text.
+    texts go.
     """
     info, found = slots[0].target.info, list[Text]()
     if not info.n_cells:
@@ -36,7 +34,7 @@ def with_cells(
         if n_needed <= left:
             found.append(text)
         else:
-            discard(text)
+            text.slot.discard()
             n_needed = _with_tile(len(text.slot.committed), info)
             if n_needed > left:
                 text.set_back()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.engine.sources.model_source import ModelSource
 from edgespec.engine.sources.source import Source
-from edgespec.pool import common_length
+from edgespec.pool import Pool, common_length
 from edgespec.ports import LanguageModel
 from edgespec.state.prefix_cache import SlotPrefixes
 from edgespec.values import ModelInfo
@@ -22,19 +22,21 @@ if TYPE_CHECKING:
 
 
 class Slot:
-    """A place for one text in a target and its sources of guesses."""
+    """A place for one text in a target, its sources of guesses and their pool."""
 
     def __init__(
         self,
         target: LanguageModel,
         number: int,
         sources: Sequence[Source],
+        pool: Pool,
         prefixes: SlotPrefixes | None = None,
     ) -> None:
         """`prefixes` stores the slot's texts."""
         self.target = target
         self.number = number
         self.sources = sources
+        self.pool = pool
         self.prefixes = prefixes
         self.committed: list[int] = []
         """Tokens of the target's committed prefix; each source has committed a prefix of it."""
@@ -68,6 +70,12 @@ class Slot:
             source.rewind(self.number, len(self.committed))
         if self.prefixes is not None:
             self.prefixes.rewind(len(self.committed))
+
+    def discard(self) -> None:
+        """Drop everything provisional of the text."""
+        self.rewind(len(self.committed))
+        if self.number in self.pool.root:
+            self.pool.bare(self.number)
 
     def forget(self) -> None:
         """Drop the text, which is stored before."""

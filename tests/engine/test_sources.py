@@ -82,7 +82,7 @@ def test_a_pool_that_grows_anywhere_changes_no_token() -> None:
     draft = FakeModel(blend(language, random_language(3, N_VOCAB), 0.3), N_VOCAB)
     alone = generate(FakeModel(language, N_VOCAB), sampling=WARM, max_tokens=60)
     with Engine(FakeModel(language, N_VOCAB), draft) as engine:
-        engine.pool = Moving(1)
+        engine.pool = engine.slots[0].pool = Moving(1)
         assert finish(engine.generate(PROMPT, WARM, 60)).tokens == alone.tokens
 
 
