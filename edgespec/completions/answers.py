@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec import extras
-from edgespec.grammar.specification import Grammar
 from edgespec.settings.rule_names import Keeps
 from edgespec.values import FinishReason, GenerationResult, ModelInfo, TokenEvent
 
@@ -84,12 +83,6 @@ def marks(result: GenerationResult) -> Answer:
     if result.dropped_tokens:
         found["context_shift"] = {"dropped_tokens": result.dropped_tokens}
     return found
-
-
-def grammar_marks(grammar: Grammar | None) -> Answer:
-    """Additional field about formats of a schema that are not enforced; usually none."""
-    names = () if grammar is None else grammar.unchecked_formats
-    return {"unchecked_formats": list(names)} if names else {}
 
 
 def finish_reason(result: GenerationResult, has_calls: bool = False) -> str:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from edgespec.completions.protocols.contents import reading
 from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.settings.config import INT32_MAX
 from edgespec.settings.parsing import MAX_BIAS
@@ -66,8 +67,10 @@ def translated(content: Mapping[str, Any], is_chat: bool = True) -> dict[str, An
             raise RequestError(f"{name}: this server cannot do that, only {neutral}", name)
     for name in _RENAMED.keys() & fields.keys():
         fields.setdefault(_RENAMED[name], fields.pop(name))
-    if found := _format({name: fields.pop(name, None) for name in _TRANSLATED if name in fields}):
-        fields.setdefault("response_format", found)
+    given = {name: fields.pop(name) for name in _TRANSLATED if name in fields}
+    with reading(", ".join(given), next(iter(given), "")):
+        if found := _format(given):
+            fields.setdefault("response_format", found)
     if n_probs := content.get("n_probs"):
         more = {"logprobs": True, "top_logprobs": n_probs} if is_chat else {"logprobs": n_probs}
         fields = more | fields

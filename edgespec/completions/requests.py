@@ -86,7 +86,6 @@ class Reasoning(RequestPart):
     enabled: bool | None = None
     """Passed to the chat template as `enable_thinking`."""
     summary: str | None = None
-    generate_summary: str | None = None
 
 
 class FunctionName(RequestPart):

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt
-from edgespec.completions import answers, request_limits
+from edgespec.completions import request_limits
 from edgespec.completions.filling import FillingIn
 from edgespec.completions.protocols.openai_replies import ChatReply, TextReply
 from edgespec.completions.protocols.request_parts import RequestError
@@ -53,10 +53,7 @@ class Generates(Protocol):
     def eog_tokens(self) -> frozenset[int]: ...
 
     def chat_prompt(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template: Mapping[str, Any] | None = None,
+        self, messages: Sequence[Message], tools: Any = None, template: Any = None
     ) -> ChatPrompt: ...
 
     def encode(self, text: str) -> list[int]: ...
@@ -146,19 +143,18 @@ class Completions:
     ) -> Completion:
         """Start the answer to a conversation, which `reply` formats; None: as OpenAI's.
 
-        Texts of a `client` stay apart from those of others.
-
-        Raises UsageError and ModelError.
+        Texts of a `client` stay apart from those of others. Raises UsageError and ModelError.
         """
         tools, prompt = request.offered_tools, self._prompt(request)
         grammar = grammar_of_chat(request, prompt.template)
         prompt, wrap = self._with_reasoning(request, prompt, grammar is not None)
         tokens = _Prompt(array("i", prompt.tokens), "messages", shown=prompt.hidden_marks)
-        kept_bytes = 0
-        if tools or not request.stream:  # text that may be a tool call is held back
-            kept_bytes = self._kept_bytes(request, [tokens])
+        keeps = bool(tools) or not request.stream  # text that may be a call is held back
+        kept_bytes = self._kept_bytes(request, [tokens]) if keeps else 0
+        functions = [tool["function"] for tool in tools or ()]
+        schemas = {function["name"]: function.get("parameters") for function in functions}
+        writer = partial(MessageWriter, prompt, schemas)
         sources = self._sources(request, [tokens], client, grammar, wrap)
-        writer = partial(MessageWriter, prompt, _parameters(tools))
         reply = reply or ChatReply(self, request)
         return self._completion(request, sources, reply, grammar, kept_bytes, writer)
 
@@ -203,12 +199,10 @@ class Completions:
         self, request: CompletionRequest, reply: Reply | None = None, client: str = ""
     ) -> Completion:
         """Start the completion of prompts. Raises UsageError."""
-        params = [f"prompt.{place}" for place in range(len(request.prompt))]
-        if len(params) == 1:
-            params = ["prompt"]
+        is_one = len(request.prompt) == 1
         prompts = [
-            self._encoded(prompt, param, request.echo, request.suffix)
-            for prompt, param in zip(request.prompt, params, strict=True)
+            self._encoded(one, "prompt" if is_one else f"prompt.{place}", request)
+            for place, one in enumerate(request.prompt)
         ]
         grammar = grammar_of(request.response_format)
         kept_bytes = 0 if request.stream else self._kept_bytes(request, prompts)
@@ -217,21 +211,18 @@ class Completions:
         return self._completion(request, sources, reply, grammar, kept_bytes)
 
     def _encoded(
-        self, prompt: str | Sequence[int], param: str, has_echo: bool, suffix: str | None
+        self, prompt: str | Sequence[int], param: str, request: CompletionRequest
     ) -> _Prompt:
-        if isinstance(prompt, str):
-            with _about(param):
-                tokens = (
-                    self.filling.prompt(prompt, suffix, param="suffix")
-                    if suffix
-                    else self._session.encode(prompt)
-                )
-            echo = prompt
-        else:
+        if not isinstance(prompt, str):
             check_tokens(prompt, self._session.target.n_vocab, param)
-            tokens = list(prompt)
             echo = b"".join(map(self._session.piece, prompt)).decode(errors="replace")
-        return _Prompt(array("i", tokens), param, echo if has_echo else "")
+            return _Prompt(array("i", prompt), param, echo if request.echo else "")
+        with _about(param):
+            if request.suffix:
+                tokens = self.filling.prompt(prompt, request.suffix, param="suffix")
+            else:
+                tokens = self._session.encode(prompt)
+        return _Prompt(array("i", tokens), param, prompt if request.echo else "")
 
     def _sources(
         self,
@@ -276,7 +267,9 @@ class Completions:
         is_greedy = sampling.temperature == 0
         sources = []
         for place, prompt in enumerate(prompts):
-            self._check_length(prompt)
+            if len(prompt.tokens) > (most := self.max_prompt_tokens or len(prompt.tokens)):
+                with _about(prompt.param):
+                    raise ContextOverflow(most, len(prompt.tokens))
             if place:  # the first prompt is checked when its generation starts
                 start(prompt, 0, None).close()
             for copy in range(1 if is_greedy else n):
@@ -296,12 +289,6 @@ class Completions:
         """Most tokens of each text; None: as many as fit into the context."""
         given = [limit for limit in (request.limit, self.max_tokens) if limit is not None]
         return min(given, default=None)
-
-    def _check_length(self, prompt: _Prompt) -> None:
-        most = self.max_prompt_tokens
-        if most is not None and len(prompt.tokens) > most:
-            with _about(prompt.param):
-                raise ContextOverflow(most, len(prompt.tokens))
 
     def sampling_of(self, request: CommonRequest) -> SamplingParams:
         """The settings of a request's texts, with a seed."""
@@ -338,6 +325,7 @@ class Completions:
         kept_bytes: int,
         new_writer: Callable[[], MessageWriter] = MessageWriter,
     ) -> Completion:
+        unchecked = () if grammar is None else grammar.unchecked_formats
         # buffered tokens with log probabilities would take much memory
         is_one = grammar is not None or (request.stream and request.n_logprobs is not None)
         return Completion(
@@ -347,14 +335,8 @@ class Completions:
             new_writer,
             (lambda: 1) if is_one else self.n_at_once,
             kept_bytes + (GRAMMAR_BYTES if grammar is not None else 0),
-            answers.grammar_marks(grammar),
+            {"unchecked_formats": [*unchecked]} if unchecked else {},
         )
-
-
-def _parameters(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
-    """Schemas of the tools' arguments by name."""
-    functions = [tool["function"] for tool in tools or ()]
-    return {function["name"]: function.get("parameters") for function in functions}
 
 
 @contextmanager

@@ -104,6 +104,9 @@ def test_reasoning_is_turned_off_by_other_names(fields):
         {"best_of": 3},
         {"max_tokens": -2},
         {"logit_bias": [["word", 1]]},
+        {"structured_outputs": [1]},
+        {"json_schema": "{"},
+        {"guided_choice": 5},
         {"cache_promt": True},
     ],
 )
