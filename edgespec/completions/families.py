@@ -56,34 +56,28 @@ class Family:
     """Pattern of the mark behind an argument."""
 
 
-GEMMA = Family(
-    ("<|tool_call>",), re.compile(rf"<\|tool_call>\s*call:{_NAME}(?={{)"), r"<tool_call\|>"
-)
+def _native(begin: str, rest: str, end: str = "") -> Family:
+    """A family whose arguments are an object. `rest` is the pattern between its begin and them."""
+    return Family((begin,), re.compile(re.escape(begin) + rest), re.escape(end))
+
+
+GEMMA = _native("<|tool_call>", rf"\s*call:{_NAME}(?={{)", "<tool_call|>")
 FAMILIES = (
-    Family(
-        ("[TOOL_CALLS]",),
-        re.compile(rf"\[TOOL_CALLS\]\s*{_NAME}(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\]|(?={{))"),
+    _native("[TOOL_CALLS]", rf"\s*{_NAME}(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\]|(?={{))"),
+    _native(
+        "<|tool_call_begin|>",
+        rf"\s*(?:functions\.)?{_NAME}(?::\d+)?\s*<\|tool_call_argument_begin\|>",
+        "<|tool_call_end|>",
     ),
-    Family(
-        ("<|tool_call_begin|>",),
-        re.compile(
-            rf"<\|tool_call_begin\|>\s*(?:functions\.)?{_NAME}(?::\d+)?\s*"
-            r"<\|tool_call_argument_begin\|>"
-        ),
-        r"<\|tool_call_end\|>",
+    _native(
+        "<｜tool▁call▁begin｜>",
+        rf"(?:function<｜tool▁sep｜>)?(?!function<){_NAME}(?:<｜tool▁sep｜>|\s*```json)",
+        "<｜tool▁call▁end｜>",
     ),
-    Family(
-        ("<｜tool▁call▁begin｜>",),
-        re.compile(
-            r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?!function<)"
-            rf"{_NAME}(?:<｜tool▁sep｜>|\s*```json)"
-        ),
-        "(?:```\\s*)?<｜tool▁call▁end｜>",
-    ),
-    Family(
-        ("<|tool_call:begin|>",),
-        re.compile(rf"<\|tool_call:begin\|>[^<]*<\|tool_call:name\|>{_NAME}<\|tool_call:args\|>"),
-        r"<\|tool_call:end\|>",
+    _native(
+        "<|tool_call:begin|>",
+        rf"[^<]*<\|tool_call:name\|>{_NAME}<\|tool_call:args\|>",
+        "<|tool_call:end|>",
     ),
     Family(
         ("<|channel|>commentary to=", "to=functions."),
@@ -268,12 +262,13 @@ def _object(family: Family, name: str, text: str, at: int, is_last: bool) -> Rea
     found = _gemma(text, at, is_last) if family is GEMMA else json_at(text, at, is_last)
     if found is None or not isinstance(found[0], dict):
         return None
-    ending = re.compile(rf"\s*{family.end}").match(text, found[1])
-    if family.end and ending is None and not is_last and len(text) - found[1] < _LONGEST_HEAD:
-        rest = text[found[1] :].strip()
-        if not rest or rest[0] in "<`":
-            raise UnfinishedCall
-    return Reading([ToolCall(name, written(found[0]))], ending.end() if ending else found[1])
+    end = found[1]
+    if family.end:
+        if ending := re.compile(rf"\s*(?:```\s*)?{family.end}").match(text, end):
+            end = ending.end()
+        elif not is_last and text[end:].strip()[:1] in ("", "<", "`"):
+            no_call(len(text) - end >= _LONGEST_HEAD)
+    return Reading([ToolCall(name, written(found[0]))], end)
 
 
 def _tagged(
