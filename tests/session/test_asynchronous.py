@@ -116,3 +116,17 @@ def test_a_stream_that_is_closed_before_it_begins_begins_nothing(session):
         assert [event async for event in events] == []
 
     asyncio.run(closed())
+
+
+def test_a_stream_that_is_left_is_read_on_and_has_its_result(session):
+    async def read():
+        events = edgespec.AsyncSession(session).stream("def f(", max_tokens=8)
+        texts = []
+        async for event in events:
+            texts.append(event.text)
+            break
+        texts += [event.text async for event in events]
+        return "".join(texts), events.result.text
+
+    text = session.generate("def f(", max_tokens=8).text
+    assert asyncio.run(read()) == (text, text)
