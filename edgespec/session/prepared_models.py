@@ -22,7 +22,7 @@ from edgespec.memory.budget import REQUESTS, MemoryPlan, MemoryRow
 from edgespec.memory.division import plan_models
 from edgespec.memory.needs import ModelNeeds, tree_sizes
 from edgespec.paging import disk_speed
-from edgespec.registry import ModelRequest, PreparedModel
+from edgespec.registry import ModelRequest, PreparedModel, Runtime
 from edgespec.session import strategy
 from edgespec.session.pairing import check_head, check_pair
 from edgespec.session.strategy import Speed
@@ -168,24 +168,34 @@ class PreparedModels(Closeable):
 
     def _prepare(self) -> None:
         """Prepare the target, then the draft: headers, memory needs and the vocabulary check."""
-        settings, request = self.settings, self._target_request()
+        settings = self.settings
+        paths: dict[Role, Path] = {"target": settings.model}
+        if settings.draft is not None:
+            paths["draft"] = settings.draft
         with self._trace.span(Track.ENGINE, "import"):
-            runtime = registry.find(request.path)
-            draft_runtime = registry.find(settings.draft) if settings.draft else None
-        models: dict[Role, tuple[Path, str]] = {"target": (settings.model, runtime.name)}
-        if settings.draft and draft_runtime:
-            models["draft"] = (settings.draft, draft_runtime.name)
-        refuse_unused(settings.options, models)
-        request = replace(request, options=settings.options.get(runtime.name))
-        target = self._adopt(runtime.prepare(request))
-        if settings.draft is None or draft_runtime is None:
-            return
+            runtimes = {role: registry.find(path) for role, path in paths.items()}
+        refuse_unused(settings.options, {r: (paths[r], one.name) for r, one in runtimes.items()})
+        request = self._target_request(runtimes["target"])
+        self.prepared.append(runtimes["target"].prepare(request))
+        if settings.draft is not None:
+            self._prepare_draft(settings.draft, runtimes["draft"], request)
+            head = self.prepared[1].info
+            if head.reads_features:
+                check_head(settings, *self.prepared)
+                if self.target.info.n_slots > 1:  # a head follows one text
+                    self.target.close()
+                    self.prepared[0] = runtimes["target"].prepare(replace(request, n_slots=1))
+                self.target.offer_features(head.feature_layers, head.feature_values)
+
+    def _prepare_draft(self, path: Path, runtime: Runtime, request: ModelRequest) -> None:
+        """Prepare the draft beside the target, which has this `request`."""
+        settings, target = self.settings, self.target
         # the draft's trained context, but no more than the target's or the draft's window
         window = settings.ctx_size_draft or DEFAULT_DRAFT_CTX_SIZE
-        request_of_draft = replace(
+        request = replace(
             request,
             stores_prefixes=False,
-            path=settings.draft,
+            path=path,
             owner="draft",
             target=settings.model,
             ctx_size=0,
@@ -193,23 +203,18 @@ class PreparedModels(Closeable):
             target_ctx=target.info.n_ctx,
             max_nodes=min(request.max_nodes, DRAFT_NODES),
             fewer_nodes=(),
-            options=settings.options.get(draft_runtime.name),
+            options=settings.options.get(runtime.name),
             n_threads=settings.threads_draft or request.n_threads,
         )
-        draft = self._adopt(draft_runtime.prepare(request_of_draft))
+        draft = runtime.prepare(request)
+        self.prepared.append(draft)
         check_pair(target, draft)
-        if not draft.info.reads_features and settings.draft.samefile(settings.model):
+        if not draft.info.reads_features and path.samefile(settings.model):
             self.own_notes.append(SAME_FILE)
         draft.share_with(target, keeps_copies=settings.pages_all)
-        if draft.info.reads_features:
-            check_head(settings, target, draft)
-            if target.info.n_slots > 1:  # a head follows one text
-                target.close()
-                self.prepared[0] = target = runtime.prepare(replace(request, n_slots=1))
-            target.offer_features(draft.info.feature_layers, draft.info.feature_values)
 
-    def _target_request(self) -> ModelRequest:
-        """The request that the target is prepared for, without options of its runtime."""
+    def _target_request(self, runtime: Runtime) -> ModelRequest:
+        """The request that the target is prepared for."""
         settings, rules = self.settings, self.rules
         guesses = settings.draft or rules.lookup or self._may_look_up
         is_fixed = settings.n_parallel != "auto" and not rules.draws_guesses
@@ -233,12 +238,9 @@ class PreparedModels(Closeable):
             budget_bytes=self.budget_bytes,
             read_limit=settings.read_limit,
             stores_prefixes=settings.stores_prefixes,
+            options=settings.options.get(runtime.name),
             trace=self._trace,
         )
-
-    def _adopt(self, prepared: PreparedModel) -> PreparedModel:
-        self.prepared.append(prepared)
-        return prepared
 
     def _place_on_gpu(self, wanted: int | str | None) -> tuple[int, tuple[MemoryRow, ...]]:
         """Budget and plan rows of the GPU's memory; `wanted` is the setting.
