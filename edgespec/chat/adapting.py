@@ -153,6 +153,23 @@ def _with_one_system(turns: Sequence[Turn]) -> list[Turn]:
     return [_turn("system", "\n\n".join(texts)), *others] if texts else others
 
 
+def _alternating(turns: Sequence[Turn]) -> list[Turn]:
+    """The turns with those of one role in a row as one, the user's words behind a result in it, and
+    the user's turn first."""
+    merged: list[Turn] = []
+    for turn in turns:
+        last, role = merged[-1] if merged else _turn("system", ""), turn["role"]
+        is_same = last["role"] == role and role in ("user", "assistant")
+        if (is_same and "tool_calls" not in last) or (last["role"], role) == ("tool", "user"):
+            content = "\n\n".join(filter(None, (last["content"], turn["content"])))
+            merged[-1] = turn | last | {"content": content}
+            continue
+        if role == "assistant" and last["role"] in _SYSTEMS:
+            merged.append(_turn("user", ""))
+        merged.append(turn)
+    return merged
+
+
 def _each(change: Callable[[Turn], Turn]) -> Change:
     return lambda turns: [*map(change, turns)]
 
@@ -242,6 +259,7 @@ _ASKED = [_turn("user", _USER)]
 _FORMS: Sequence[tuple[Change, Callable[[Sequence[Turn]], _Trial]]] = (
     (_without_system, lambda _: _Trial([_SYSTEM], [_turn("system", _SYSTEM), *_ASKED])),
     (_with_one_system, _systems),
+    (_alternating, lambda _: _Trial([_USER, _SYSTEM], [*_ASKED, _turn("user", _SYSTEM)])),
     (_each(_joined), lambda _: _calls("edgespec1", content=_SYSTEM, reasoning_content=_SYSTEM)),
     (_each(_with_null), lambda _: _calls("edgespec1")),
     (_one_call_each, lambda _: _calls("edgespec1", "edgespec2")),

@@ -23,7 +23,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import SandboxedEnvironment
 
 from edgespec.chat import sandbox
-from edgespec.chat.adapting import GENERIC
+from edgespec.chat.adapting import GENERIC, reasoning_variables
 from edgespec.chat.template import ChatTemplate
 from edgespec.completions.tool_calls import CallSplitter, ToolCall
 from edgespec.errors import EdgespecError
@@ -259,7 +259,8 @@ def test_a_conversation_is_rendered_as_by_jinja(
             continue
         tools = TOOLS if ours[name].takes_tools else None
         wanted = as_transformers_wants(TALKS[talk], name, source)
-        options = {"tools": tools, "add_generation_prompt": True} | DATES | variables
+        options = {"tools": tools, "add_generation_prompt": True} | DATES
+        options |= reasoning_variables(variables, source)
         expected = rendered(plain[name], wanted, **options)
         try:
             text = ours[name].render(TALKS[talk], tools, **variables)
@@ -289,6 +290,25 @@ def test_every_system_message_is_shown(
     assert len(texts) >= LEAST
     both = ("Be kind.", "Be brief.")
     assert not {name for name, text in texts.items() if not all(one in text for one in both)}
+
+
+@pytest.mark.parametrize(
+    "talk",
+    [
+        [USER, said("user", "And you?")],
+        [ANSWER, USER, said("user", "And you?")],
+        [USER, calling(content=""), told(), said("user", "And you?")],
+    ],
+)
+def test_a_user_may_speak_again_at_any_time(
+    talk: Messages, ours: Mapping[str, ChatTemplate]
+) -> None:
+    tools = TOOLS if len(talk) > 3 else None
+    able = {name: one for name, one in ours.items() if shown(one, [*talk[:-1], ANSWER], tools)}
+    assert len(able) >= LEAST
+    assert not {
+        name for name, one in able.items() if "And you?" not in (shown(one, talk, tools) or "")
+    }
 
 
 @pytest.mark.parametrize("content", ["", "I look."])

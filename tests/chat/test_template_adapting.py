@@ -105,6 +105,31 @@ def test_ids_are_shortened_where_the_template_wants_nine_letters():
     assert "abcdefgh1" in ChatTemplate(NINE_LETTERS).render([USER, calls("abcdefgh1")])
 
 
+ALTERNATE = (
+    "{% for m in messages if m.role in ('user', 'assistant') and not m.tool_calls %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}"
+    "{% endif %}{% endfor %}" + TOLD
+)
+
+
+@pytest.mark.parametrize(
+    ("talk", "text"),
+    [
+        ([USER, USER, ANSWER], "<user>Hello\n\nHello<assistant>Hi."),
+        ([USER, ANSWER, ANSWER, USER], "<user>Hello<assistant>Hi.\n\nHi.<user>Hello"),
+        ([SYSTEM, ANSWER, USER], "<system>Be kind.<user><assistant>Hi.<user>Hello"),
+        ([USER, calls("a"), result("a"), USER], "<user>Hello<assistant>[a f0]<tool>4\n\nHelloa"),
+        ([USER, ANSWER, calls("a"), result("a")], "<user>Hello<assistant>Hi.[a f0]<tool>4a"),
+    ],
+)
+def test_turns_of_one_role_are_one_where_the_template_wants_turns_to_alternate(talk, text):
+    assert ChatTemplate(ALTERNATE).render(talk).startswith(text)
+
+
+def test_turns_of_one_role_stay_where_the_template_shows_them():
+    assert ChatTemplate(PLAIN).render([USER, USER]) == "<user>Hello<user>Hello"
+
+
 def test_reasoning_has_the_name_that_the_template_reads():
     source = "{% for m in messages %}" + TURN + "{{ m.thinking }}{% endfor %}"
     assert ChatTemplate(source).render([ANSWER | {"reasoning_content": "Hm."}]).endswith("Hi.Hm.")
