@@ -31,14 +31,9 @@ _SYSTEMS = ("system", "developer")
 _REASONING = ("reasoning", "thinking", "thought", "reasoning_text")
 """Names of a turn's reasoning in templates that do not read `reasoning_content`."""
 _ID_LENGTH = 9
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "edgespec_tool",
-        "description": "Nothing.",
-        "parameters": {"type": "object", "properties": {}, "required": []},
-    },
-}
+_PARAMETERS = {"type": "object", "properties": {}, "required": []}
+_FUNCTION = {"name": "edgespec_tool", "description": "Nothing.", "parameters": _PARAMETERS}
+_TOOL = {"type": "function", "function": _FUNCTION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +141,11 @@ def _without_system(turns: Sequence[Turn]) -> list[Turn]:
 
 def _with_one_system(turns: Sequence[Turn]) -> list[Turn]:
     """The turns with all system messages merged into one, which comes first."""
+    if not any(turn["role"] in _SYSTEMS for turn in turns[1:]):
+        return [*turns]
     texts = [turn["content"] for turn in turns if turn["role"] in _SYSTEMS and turn["content"]]
     others = [turn for turn in turns if turn["role"] not in _SYSTEMS]
-    if turns[0] not in others and len(others) == len(turns) - 1:
-        return [*turns]
-    return [_turn("system", "\n\n".join(texts)), *others] if texts else others
+    return [_turn("system", "\n\n".join(texts)), *others]
 
 
 def _alternating(turns: Sequence[Turn]) -> list[Turn]:
@@ -254,8 +249,6 @@ def _calls(*ids: str, content: str = "", **fields: Any) -> _Trial:
 
 
 _ASKED = [_turn("user", _USER)]
-
-
 _FORMS: Sequence[tuple[Change, Callable[[Sequence[Turn]], _Trial]]] = (
     (_without_system, lambda _: _Trial([_SYSTEM], [_turn("system", _SYSTEM), *_ASKED])),
     (_with_one_system, _systems),
@@ -274,11 +267,11 @@ def complete_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     completed = []
     for tool in tools:
         function = dict(tool.get("function") or tool)
-        function["description"] = function.get("description") or ""
         parameters = dict(function.get("parameters") or {"type": "object"})
         if parameters.get("type") == "object":
             parameters.setdefault("properties", {})
-        function["parameters"] = parameters
+        description = function.get("description") or ""
+        function |= {"description": description, "parameters": parameters}
         completed.append(dict(tool) | {"function": function} if "function" in tool else function)
     return completed
 

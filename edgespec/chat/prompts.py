@@ -63,26 +63,20 @@ class ChatPrompt:
 
     def closed(self) -> ChatPrompt:
         """The prompt behind reasoning that is empty, so that the next text is the answer."""
-        return replace(
-            self,
-            text=self.text + self.closing,
-            tokens=self.tokens + self.closing_tokens,
-            closing="",
-            closing_tokens=(),
-        )
+        text, tokens = self.text + self.closing, self.tokens + self.closing_tokens
+        return replace(self, text=text, tokens=tokens, closing="", closing_tokens=())
 
     continued: str | None = None
     """Text of the last message, if the prompt ends in it."""
 
     def splitter(self) -> ReasoningSplitter | ChannelSplitter:
         """A splitter for the model's next text."""
-        if self.marks is not None and self.marks.in_channels and self.continued is None:
+        marks, continued = self.marks, self.continued
+        if marks is None or (continued is not None and not is_reasoning(continued, marks)):
+            return ReasoningSplitter(None)
+        if marks.in_channels and continued is None:
             return ChannelSplitter()
-        if self.marks is not None and self.continued is not None:
-            inside = is_reasoning(self.continued, self.marks)
-            return ReasoningSplitter(self.marks if inside else None, inside)
-        inside = self.marks is not None and is_open(self.text, self.marks)
-        return ReasoningSplitter(self.marks, inside)
+        return ReasoningSplitter(marks, continued is not None or is_open(self.text, marks))
 
 
 class ChatPrompts:
@@ -155,26 +149,27 @@ class ChatPrompts:
             return template.pieces(messages, tools, begins, **variables)
 
         pieces = None
-        is_continued = continues(messages, add_generation_prompt, continue_final_message)
-        if is_continued:
+        if continues(messages, add_generation_prompt, continue_final_message):
             pieces = continued(messages, render)
-            if pieces is None and continue_final_message:
-                raise ModelError(
-                    "the chat template does not show the last message, so that it cannot be "
-                    "continued: leave continue_final_message out"
-                )
-        is_continued = pieces is not None
+        if pieces is None and continue_final_message:
+            raise ModelError(
+                "the chat template does not show the last message, so that it cannot be "
+                "continued: leave continue_final_message out"
+            )
+        content = None if pieces is None else content_of(messages[-1])
         if pieces is None:
             pieces = render(messages, add_generation_prompt is not False)
         text = arguments.text("the conversation", "".join(pieces))
         marks = marks_of(template.source)
         of_reasoning = (marks.shown or (marks.begin, marks.end)) if marks else ()
         shown = [*of_reasoning, *(MARKS if tools else ())]
-        closing = _closing(text, marks) if marks else ""
-        ending = closing or (marks.ending or f"\n{marks.end}\n\n" if marks else "")
-        content = content_of(messages[-1]) if is_continued else None
+        end = f"\n{marks.end}\n\n" if marks else ""
+        closing = ""
+        if marks and is_open(text, marks):  # as templates write it
+            closing = end if text.endswith("\n") else end.removeprefix("\n")
+        ending = closing or (marks and marks.ending) or end
         if marks and content and is_reasoning(content, marks):
-            closing = f"\n{marks.end}\n\n"
+            closing = end
         return ChatPrompt(
             text,
             tuple(self._tokens(pieces)),
@@ -230,13 +225,6 @@ class ChatPrompts:
             return {}
         tokens = [(mark, self._encode(mark)) for mark in marks]
         return {ids[0]: mark for mark, ids in tokens if len(ids) == 1 and not self._piece(ids[0])}
-
-
-def _closing(prompt: str, marks: Marks) -> str:
-    """Text that ends the reasoning which a prompt opens, as templates write it; else empty."""
-    if not is_open(prompt, marks):
-        return ""
-    return ("\n" if prompt.endswith("\n") else "") + marks.end + "\n\n"
 
 
 def _compiled(source: str, chat_format: ChatFormat, functions: Mapping[str, Any]) -> ChatTemplate:
