@@ -91,7 +91,7 @@ def pinning_order(segments: Sequence[SegmentSize]) -> Order:
         return 0 if segments[i].slot_bytes > 2 * median else 1 if segments[i].copy_bytes else 2
 
     def together(i: int) -> tuple[int, str | int]:
-        return rank(i), (rank(i) == 1 and segments[i].slice_of) or i
+        return rank(i), (segments[i].copy_bytes > 0 and segments[i].slice_of) or i
 
     units: list[list[tuple[int, ...]]] = [[], [], []]
     for (its, _), unit in groupby(range(len(segments)), together):

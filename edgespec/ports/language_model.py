@@ -180,6 +180,10 @@ class LanguageModel(ABC):
         """Compute with the weights that the plan has a draft share with its target (SubSpec, arXiv
         2509.18344). They must stay pinned, and the target open. Called before the first pass."""
 
+    def take_prefix(self, n_tokens: int, slot: int) -> None:
+        """Commit more of the first `n_tokens` of the text that its target has in this slot, with
+        the target's keys and values, if they are those of the same layers."""
+
     def divide(self, plan: Any) -> threading.Event:
         """Divide the memory of weights by another `MemoryPlan`, if `info.adjusts`; from any thread.
 

@@ -145,3 +145,37 @@ def test_an_adjustable_budget_has_the_upper_bits_of_all(target: Path, draft: Pat
             loaded.set_memory_budget(changed)
             assert loaded.generate(PROMPT, max_tokens=8).tokens == text
     assert text == tokens(nested.without_draft())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_the_draft_takes_the_prompt_over_from_its_target(
+    target: Path, draft: Path, n_parallel: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a long prompt it reads what whole blocks leave; texts are equal, and guesses as good."""
+    nested = settings(target, draft, 6 << 20).model_copy(
+        update={"ctx_size": 512, "n_parallel": n_parallel, "memory_budget": "1GiB"}
+    )
+    nested = nested.model_copy(update={"adjustable_budget": True})
+    results, n_read = [], []
+    for takes in (True, False):
+        models = session.open_models(nested)
+        model = models.draft
+        assert model is not None
+        with session.Session(models, RULES) as loaded:
+            if not takes:
+                monkeypatch.setattr(model, "_target", None)
+            evaluate = model.evaluate
+
+            def counting(parts, progress=None, evaluate=evaluate):
+                n_read.append(sum(len(part.reads) for part in parts))
+                return evaluate(parts, progress)
+
+            monkeypatch.setattr(model, "evaluate", counting)
+            results.append(loaded.generate(PROMPT * 16, max_tokens=24))
+            n_read.append(-1)
+    taken, read = results
+    assert taken.tokens == read.tokens
+    at = n_read.index(-1)
+    assert sum(n_read[:at]) < 64 < sum(n_read[at:])
+    assert taken.speculation.accepted >= 0.8 * read.speculation.accepted

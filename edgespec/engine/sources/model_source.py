@@ -191,6 +191,8 @@ class ModelSource(Source):
             return
         self.rest(text)
         if not must_move:
+            if not reading.n_left_out:
+                self.model.take_prefix(len(committed), slot)
             unread = committed[self.n_read(slot) :]
             most = min(MAX_LATE, self.model.info.max_nodes - 1, self.room(slot) - 1)
             if self.n_held(slot) and len(unread) <= most:

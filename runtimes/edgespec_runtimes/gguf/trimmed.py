@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 
 from edgespec.concurrency.owning import Closeable, close_all
-from edgespec.errors import ModelError, setting
+from edgespec.errors import ModelError, StateError, setting
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.paging.pager import PinnedSegments
@@ -156,6 +156,8 @@ class TrimmedModel(GgufModel):
     """A loaded trimmed copy."""
 
     _shared: SharedWeights | None = None
+    _target: LanguageModel | None = None
+    """The model whose keys and values it may take over."""
 
     def __init__(self, opening: Opening, table: TokenEmbeddings) -> None:
         """Takes ownership of `table`."""
@@ -167,9 +169,23 @@ class TrimmedModel(GgufModel):
         self._shared = weights
 
     def borrow_from(self, target: LanguageModel) -> None:
+        self._target = target
         if self._shared is not None:
             assert isinstance(target, GgufModel)
             self._shared.borrow(target.paged_tensors)
+
+    def take_prefix(self, n_tokens: int, slot: int) -> None:
+        target, n = self._target, self.info.block_tokens
+        if target is None or not n or target.info.block_tokens != n:
+            return
+        begin, end = self.committed_of(slot), min(n_tokens, self.info.n_ctx)
+        while begin % n == 0 and begin + n <= end:
+            try:
+                self.read_block(target.write_block(begin, slot), slot)
+            except StateError:  # it has another type of cache
+                self._target = None
+                return
+            begin += n
 
     def _compute(self, rows: Rows, with_logits: Collection[int]) -> int:
         self._table.write(rows.tokens, self._batch.embeddings(len(rows)))
