@@ -227,7 +227,7 @@ MOST_LINES = {
     "memory": 1585,
     "models": 745,
     "paging": 1900,
-    "ports": 590,
+    "ports": 595,
     "rules": 949,
     "server": 2691,
     "session": 2830,
