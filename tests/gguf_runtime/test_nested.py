@@ -152,7 +152,7 @@ def test_an_adjustable_budget_has_the_upper_bits_of_all(target: Path, draft: Pat
 def test_the_draft_takes_the_prompt_over_from_its_target(
     target: Path, draft: Path, n_parallel: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a long prompt it reads what whole blocks leave; texts are equal, and guesses as good."""
+    """It reads what whole blocks leave; texts are equal, and guesses as good."""
     nested = settings(target, draft, 6 << 20).model_copy(
         update={"ctx_size": 512, "n_parallel": n_parallel, "memory_budget": "1GiB"}
     )
