@@ -6,8 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from edgespec_runtimes.gguf.file.layout import KINDS, ONE, TILED
 from edgespec_runtimes.gguf.kernels import batch_invariance
-from edgespec_runtimes.gguf.kernels.batch_invariance import N_ROWS, is_invariant_in
+from edgespec_runtimes.gguf.kernels.batch_invariance import (
+    N_ROWS,
+    is_invariant_as_stored,
+    is_invariant_in,
+)
+from edgespec_runtimes.gguf.kernels.reference_kernels import PRODUCT_TILE_ROWS
 
 
 class FakeKernels:
@@ -44,3 +50,21 @@ def test_a_type_varies_if_it_does_so_twice(
     monkeypatch.setattr(batch_invariance, "RowTrial", lambda *shape: kernels)
     assert N_ROWS < 256
     assert is_invariant_in(1, 2) == expected
+
+
+SLOWLY_MADE = ("IQ",)
+"""Beginnings of the names of types whose weights take seconds to make."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, kind in KINDS.items()
+        if (kind.kernels in (ONE, TILED) and name[:2] not in SLOWLY_MADE) or name == "IQ4_XS"
+    ],
+)
+def test_no_type_rounds_worse_than_its_line_says(name: str) -> None:
+    """A newer llama.cpp may multiply a type by other kernels, or in tiles of fewer rows."""
+    n_rows = PRODUCT_TILE_ROWS - 1 if KINDS[name].kernels is TILED else N_ROWS
+    assert is_invariant_as_stored(KINDS[name].code, n_rows)

@@ -22,7 +22,7 @@ from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.context.recurrent import N_CHECKPOINTS
 from edgespec_runtimes.gguf.context_choice import BATCH_SIZES, ContextChoice
 from edgespec_runtimes.gguf.feature_tap import gives_inputs
-from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, Trait, has, unfit
+from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.file.mtp import can_guess, skipped
@@ -141,11 +141,10 @@ class MeasuredGguf:
     @property
     def _lends_caches(self) -> bool:
         """True if keys and values take memory as texts grow, and paged weights have it before."""
-        shape, _ = self.contexts[0]
+        shape, sizes = self.contexts[0]
         is_whole = self._request.owner == "target" and not self.offloading.names
         has_windows = contexts.window_shape(self.n_window, shape) is not None
-        is_flash = shape.flash_attn != "off" and not has(self._header, Trait.NO_FLASH)
-        fills = contexts.filled_cells(shape) is not None and is_flash
+        fills = contexts.filled_cells(shape) is not None and sizes.has_rows
         return is_whole and self.info.tree_capable and fills and not has_windows
 
     @cached_property

@@ -55,7 +55,7 @@ class CacheMemory:
 
         def allocate_and_look(context: int, kind: int) -> int | None:
             buffer: int | None = allocate(context, kind)
-            is_ours = threading.get_ident() == thread and _values_are_rows(log_lines)
+            is_ours = threading.get_ident() == thread and values_are_rows(log_lines)
             if buffer and is_ours and self._is_wanted(log_lines):
                 self._take(context, buffer)
             return buffer
@@ -152,7 +152,7 @@ class FilledCells(CacheMemory):
         return self.n_filled
 
 
-def _values_are_rows(log_lines: Sequence[str]) -> bool:
+def values_are_rows(log_lines: Sequence[str]) -> bool:
     """False if, by its log, llama.cpp computes without flash attention, which it does for some
     architectures whatever it is asked for: a cell's values are no row of the cache then."""
     lines = (line for line in log_lines if line.startswith("llama_context: flash_attn "))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from edgespec.errors import UsageError
 from edgespec.memory.budget import MIB
-from edgespec_runtimes.gguf.context.cache_memory import CacheMemory, FilledCells
+from edgespec_runtimes.gguf.context.cache_memory import CacheMemory, FilledCells, values_are_rows
 from edgespec_runtimes.gguf.context.cell_order import MIN_WASTE
 from edgespec_runtimes.gguf.context.windows import (
     WindowCells,
@@ -43,6 +43,8 @@ class ContextSizes:
     """Bytes of the graphs' nodes, without results."""
     state_bytes: int = 0
     """Bytes of one copy of the recurrent state, a part of the cache."""
+    has_rows: bool = True
+    """True if the values of a cell are a row of the cache."""
 
     @property
     def total(self) -> int:
@@ -173,6 +175,7 @@ def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
         output_bytes=4 * shape.n_rows * model.n_vocab,
         graph_bytes=int(_N_GRAPHS * _graph_bytes(n_nodes)),
         state_bytes=round(recurrent * to_bytes / n_states) + _STATE_HEAD_BYTES if recurrent else 0,
+        has_rows=values_are_rows(lines),
     )
 
 

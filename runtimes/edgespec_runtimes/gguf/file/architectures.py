@@ -37,8 +37,6 @@ class Trait(Flag):
     """Ends the process where a pass has several sequences."""
     FIRST_LOGITS = auto()
     """Gives logits of the first rows where those of the last ones are asked for."""
-    NO_FLASH = auto()
-    """Computed without flash attention, whatever is asked for."""
     NO_OUTPUT = auto()
     """Multiplies with the embeddings, also where there is an output matrix."""
 
@@ -119,7 +117,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     **_alike("gemma3n gemma4", Trait.SCALED),
     **_alike("gpt-oss minimax-m2", Trait.SHOWS_INPUTS),
     "ernie4_5-moe": Architecture(Trait.ENLARGEABLE),
-    "grok": Architecture(Trait.NO_FLASH),
     "bitnet": Architecture(Trait.NO_OUTPUT),
     "cogvlm": Architecture(Trait.NEEDS_TOKENS | Trait.FIRST_LOGITS),
     **_alike("deepseek4 graniteswitch", Trait.NEEDS_TOKENS),
