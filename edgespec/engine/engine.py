@@ -45,11 +45,6 @@ from edgespec.state.prefix_cache import SlotPrefixes
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import RoundStats, SourceStats
 
-
-def nothing() -> None:
-    """Release of an engine whose models are borrowed."""
-
-
 Logits = list[np.ndarray]
 """Logits of each part of a pass, float32 [n_nodes, n_vocab]."""
 CAPACITY = 8
@@ -75,7 +70,7 @@ class Engine(Scheduler):
         trace: Trace = OFF,
         sources: Sequence[Source] = (),
         state_store: StateStore | None = None,
-        release: Callable[[], None] = nothing,
+        release: Callable[[], None] = lambda: None,
         n_grammars: int | None = None,
         name: str = "the engine",
         prefixes: Callable[[int], SlotPrefixes] | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
@@ -61,22 +61,20 @@ class EngineSettings(Speculation, ContextEnd):
     @property
     def unusual(self) -> str:
         """Settings that differ from their defaults, as text; part of the cache key of costs."""
-        changed = {
-            name: getattr(self, name)
-            for name, field in type(self).model_fields.items()
-            if name not in {"remember", *ContextEnd.model_fields}
-            and getattr(self, name) != field.default
-        }
-        return ", ".join(f"{name}={value}" for name, value in changed.items())
+        names = self._changed({"remember", *ContextEnd.model_fields})
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
     @property
     def of_guesses(self) -> Sequence[str]:
         """Names of the rules and limits of guessing that differ from their defaults."""
-        fields = Speculation.model_fields.items()
-        changed = [name for name, field in fields if getattr(self, name) != field.default]
-        if self.pins_draft_max and "draft_max" not in changed:
-            changed.append("draft_max")
-        return sorted(set(changed) - {"lookup"})
+        changed = {*self._changed({"lookup"})} & Speculation.model_fields.keys()
+        return sorted(changed | ({"draft_max"} if self.pins_draft_max else set()))
+
+    def _changed(self, others: Collection[str]) -> list[str]:
+        """Names of settings that differ from their defaults, without `others`."""
+        fields = type(self).model_fields.items()
+        changed = (name for name, field in fields if getattr(self, name) != field.default)
+        return [name for name in changed if name not in others]
 
     @property
     def acceptance_rule(self) -> AcceptanceRule:

@@ -33,10 +33,6 @@ N_LEFT = 8
 them is kept, as a template may omit them in the next turn."""
 
 
-def nowhere(events: Sequence[object]) -> None:
-    """Receiver of a text that nobody reads."""
-
-
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Text:
     """An admitted request with its sampler, transcript and measurements."""
@@ -56,7 +52,7 @@ class Text:
     """The last ones of them, which it had written, and which are computed as rows again."""
     is_cancelled: bool = False
     """Set by any thread to end the text; never cleared."""
-    deliver: Callable[[Sequence[TokenEvent | PromptProgress]], None] = nowhere
+    deliver: Callable[[Sequence[TokenEvent | PromptProgress]], None] = lambda _: None
     """Called by the engine's thread with the tokens of a pass or the progress of the prompt, and
     with nothing once the text has ended; must not wait."""
     thread: int = 0
