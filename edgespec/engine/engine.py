@@ -360,62 +360,78 @@ class Engine(Scheduler):
 
     def _accept(self, text: Text, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Accept guesses, commit them, and re-root the tree at the target's own token."""
-        pool, pass_, tally, report = self.pool, self.pass_, text.tally, self.target.last_report
-        n_before, verified_s = len(text.events), self.clock()
+        pool, n_before, verified_s = self.pool, len(text.events), self.clock()
         path = text.accept(self.acceptance, pool, nodes, logits)
         tokens = [event.token for event in text.events[n_before:]]
         accepted_s = self.clock()
         for source in text.sources:
             source.learn(pool, text, nodes, logits)
         del logits  # the memory plan has room for the logits of one pass
-        if is_guessed := bool(text.sources) or len(nodes) > 1:
-            claimed, right = surest(pool, path, tokens)
-            pass_.claimed, pass_.right = pass_.claimed + claimed, pass_.right + right
-            accepted = Counter(pool.source[node] for node in path[1:])
-            verified = Counter(pool.source[node] for node in nodes if node != path[0])
-            tally.sources += [SourceStats(name, n, accepted[name]) for name, n in verified.items()]
-            if (rule := self.ledger.stop_rule) is not None:
-                self.ledger.stop_rule = rule.observe(pool, nodes, path, tokens)
+        if text.sources or len(nodes) > 1:
+            self._judge(text, nodes, path, tokens)
         learnt_s = self.clock()
         self.target.commit(pool, path, slot=text.slot.number)
         text.slot.committed += pool.token[path].tolist()
         n_kept, committed_s = 0, self.clock()
         if not text.transcript.is_finished:
             n_kept = self._follow(text, path, tokens[-1])
-        now_s = self.clock()
-        cost = RoundStats(
-            n_tokens=len(tokens),
-            accepted=len(path) - 1,
-            verified=len(nodes) - 1,
-            passes=report.passes,
-            draft_s=text.draft_s + learnt_s - accepted_s + now_s - committed_s,
-            pass_s=report.wall_s,
-            stall_s=report.stall_s,
-            wall_s=now_s - text.begun_s,
-            bytes_read=report.bytes_read,
-        )
-        tally.rounds.append(cost)
+        text.draft_s += learnt_s - accepted_s + self.clock() - committed_s
+        if self.trace.is_on:
+            accepted = len(path) - 1
+            self.trace.add(Track.ENGINE, "accept", verified_s, accepted_s, accepted=accepted)
+            self.trace.add(Track.ENGINE, "commit", learnt_s, committed_s)
+            if not text.transcript.is_finished:
+                self.trace.add(Track.ENGINE, "re-root", committed_s, self.clock())
+        self._count(text, len(tokens), len(path) - 1, len(nodes) - 1, n_kept)
+
+    def _judge(
+        self, text: Text, nodes: Sequence[int], path: Sequence[int], tokens: Sequence[int]
+    ) -> None:
+        """Count the guesses that were right, by source, and tell the stop rule."""
+        pool, pass_ = self.pool, self.pass_
+        claimed, right = surest(pool, path, tokens)
+        pass_.claimed, pass_.right = pass_.claimed + claimed, pass_.right + right
+        accepted = Counter(pool.source[node] for node in path[1:])
+        verified = Counter(pool.source[node] for node in nodes if node != path[0])
+        text.tally.sources += [SourceStats(name, n, accepted[name]) for name, n in verified.items()]
+        if (rule := self.ledger.stop_rule) is not None:
+            self.ledger.stop_rule = rule.observe(pool, nodes, path, tokens)
+
+    def _count(
+        self, text: Text, n_tokens: int, n_accepted: int, n_verified: int, n_kept: int
+    ) -> None:
+        """Add a round to the measurements of its text and of the pass."""
+        pass_, tally, report, now_s = self.pass_, text.tally, self.target.last_report, self.clock()
+        pass_.report, pass_.n_texts = report, pass_.n_texts + 1
+        pass_.n_tokens += n_tokens
+        pass_.verified += n_verified
+        pass_.reading_s += text.reading_s
         tally.drafted += text.n_drafted
         tally.provisional_drafted += len(text.beside)
         tally.provisional_kept += n_kept
-        pass_.report, pass_.n_texts = report, pass_.n_texts + 1
-        pass_.n_tokens += cost.n_tokens
-        pass_.verified += cost.verified
-        pass_.reading_s += text.reading_s
+        tally.rounds.append(
+            RoundStats(
+                n_tokens=n_tokens,
+                accepted=n_accepted,
+                verified=n_verified,
+                passes=report.passes,
+                draft_s=text.draft_s,
+                pass_s=report.wall_s,
+                stall_s=report.stall_s,
+                wall_s=now_s - text.begun_s,
+                bytes_read=report.bytes_read,
+            )
+        )
         if self.trace.is_on:
-            self.trace.add(Track.ENGINE, "accept", verified_s, accepted_s, accepted=cost.accepted)
-            self.trace.add(Track.ENGINE, "commit", learnt_s, committed_s)
-            if not text.transcript.is_finished:
-                self.trace.add(Track.ENGINE, "re-root", committed_s, now_s)
             self.trace.add(
                 Track.ENGINE,
                 "round",
                 text.begun_s,
                 now_s,
-                strategy="tree" if is_guessed else "none",
-                tokens=cost.n_tokens,
-                accepted=cost.accepted,
-                verified=cost.verified,
+                strategy="tree" if text.sources or n_verified else "none",
+                tokens=n_tokens,
+                accepted=n_accepted,
+                verified=n_verified,
                 drafted=text.n_drafted,
                 kept=n_kept,
             )

@@ -3,7 +3,6 @@ first token at the end."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -22,8 +21,6 @@ MIN_PROMPT_ROWS = 64
 """Prompt tokens that a pass of several texts reads even if reads do not hide their compute time."""
 MAX_TIMING_S = 0.3
 """Most seconds in which passes of few rows are timed, once for a model and machine."""
-ALIKE = 0.1
-"""Relative difference below which two passes of a size took the same time."""
 
 
 def next_parts(engine: Engine, texts: Sequence[Text]) -> tuple[list[PassPart], int]:
@@ -90,16 +87,14 @@ def time_sizes(engine: Engine, text: Text) -> None:
     """Time passes over few rows before the first token is shown, so that the first guesses know
     their price. Their KV is dropped.
 
-    Sizes are timed once for a model and machine, twice each, or three times where these differ,
-    as far as that takes no longer than `MAX_TIMING_S`; the fastest pass counts.
+    Sizes are timed once for a model and machine, twice each, as far as that takes no longer than
+    `MAX_TIMING_S`; the faster pass counts.
     """
     slot, spent_s = text.slot, 0.0
     n_free = min(engine.target.info.n_ctx - len(slot.committed), engine.target.info.max_nodes)
     fastest: dict[int, float] = {}
-    settled: set[int] = set()
-    for n_rows in engine.ledger.untimed(n_free) * 3:
-        expected_s = float(engine.ledger.prices.pass_s(n_rows))
-        if n_rows in settled or spent_s + expected_s > MAX_TIMING_S:
+    for n_rows in engine.ledger.untimed(n_free) * 2:
+        if spent_s + float(engine.ledger.prices.pass_s(n_rows)) > MAX_TIMING_S:
             continue
         with engine.trace.span(Track.ENGINE, "time a pass").note(nodes=n_rows):
             rows = line(slot.number, [0] * n_rows)
@@ -107,9 +102,6 @@ def time_sizes(engine: Engine, text: Text) -> None:
         now_s = slot.target.last_report.wall_s
         slot.target.truncate(len(slot.committed), slot.number)
         spent_s += now_s
-        before_s = fastest.get(n_rows, math.inf)
-        if abs(now_s - before_s) < ALIKE * now_s:
-            settled.add(n_rows)
-        fastest[n_rows] = min(before_s, now_s)
+        fastest[n_rows] = min(now_s, fastest.get(n_rows, now_s))
     for n_rows, seconds in fastest.items():
         engine.ledger.prices.put(n_rows, seconds)
