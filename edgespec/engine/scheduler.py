@@ -184,9 +184,9 @@ class Scheduler(Closeable):
             n_grammars = text.has_grammar + sum(one.has_grammar for one in self._active)
             if self._users.is_closing:
                 closed = "the session was closed before it was this generation's turn"
-                self._refuse(text, SessionClosed(closed))
+                self._let_go(text, SessionClosed(closed))
             elif text.is_cancelled:
-                self._refuse(text, Cancelled("the generation was cancelled"))
+                self._let_go(text, Cancelled("the generation was cancelled"))
             elif n_grammars <= self._n_grammars and any(slot.is_free for slot in self.slots):
                 has_cells = has_cells and shared_cells.suffice([*self._active, text], info)
                 if has_cells:  # nobody overtakes a text that waits for cells
@@ -198,7 +198,7 @@ class Scheduler(Closeable):
             text.slot = choose_slot(self.slots, text)
             self.begin(text)
         except BaseException as error:  # noqa: BLE001 - raised to the consumer
-            self._refuse(text, error)
+            self._let_go(text, error)
             return
         self._line.remove(text)
         if not self._active:
@@ -206,35 +206,36 @@ class Scheduler(Closeable):
         text.slot.text, text.slot.begun = text, self.clock()
         self._active.append(text)
 
-    def _refuse(self, text: Text, error: BaseException) -> None:
-        self._line.remove(text)
-        _let_go(text, error)
-
     def _end_finished(self) -> None:
         for text in [*self._active]:
             with ending([text]):
                 text.check_cancelled()
             if not text.is_at_work:
-                self._end(text)
+                self._let_go(text)
 
-    def _end(self, text: Text) -> None:
-        """End a text and free its slot."""
-        try:
-            self.end(text)
-        except BaseException as error:  # noqa: BLE001 - raised to the consumer
+    def _let_go(self, text: Text, error: BaseException | None = None) -> None:
+        """End a text, in line or in its slot, and tell its consumer."""
+        if error is not None:
             text.fail(error)
-        _deliver(text)
-        text.slot.text = None
-        self._active.remove(text)
-        self._gather()
-        _let_go(text, text.failure)
+        if text in self._active:
+            try:
+                self.end(text)
+            except BaseException as failure:  # noqa: BLE001 - raised to the consumer
+                text.fail(failure)
+            _deliver(text)
+            text.slot.text = None
+            self._active.remove(text)
+            self._gather()
+        else:
+            self._line.remove(text)
+        text.transcript.cancel()
+        text.forget_grammar()
+        text.ended.set()
+        text.deliver(())
 
     def _end_all(self, error: BaseException) -> None:
-        for text in [*self._active]:
-            text.fail(error)
-            self._end(text)
-        for text in [*self._line]:
-            self._refuse(text, error)
+        for text in [*self._active, *self._line]:
+            self._let_go(text, error)
 
     # From any thread
 
@@ -350,15 +351,6 @@ def _deliver(text: Text) -> None:
     if events:
         text.is_wanted = False
         text.deliver(events)
-
-
-def _let_go(text: Text, error: BaseException | None) -> None:
-    """Tell the consumer that the text has ended."""
-    text.transcript.cancel()
-    text.forget_grammar()
-    text.failure = error
-    text.ended.set()
-    text.deliver(())
 
 
 def _stop(reference: weakref.ref[Scheduler]) -> None:
