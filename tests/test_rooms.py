@@ -220,7 +220,7 @@ MOST_LINES = {
     "completions": 4300,
     "concurrency": 558,
     "diagnosis": 480,
-    "engine": 4291,
+    "engine": 4283,
     "grammar": 850,
     "hub": 671,
     "jobs": 425,
