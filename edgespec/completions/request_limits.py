@@ -27,7 +27,7 @@ ANSWER_BYTES = 8 * MIB
 """Most memory of an answer with log probabilities or several choices."""
 POOL_BYTES = GRAMMAR_BYTES + ANSWER_BYTES
 """Memory of grammars and large answers at work, enough for any one request; others wait for it."""
-ANSWER_BYTES_PER_TOKEN, ANSWER_BYTES_PER_ENTRY = 1_200, 950
+ANSWER_BYTES_PER_TOKEN, ANSWER_BYTES_PER_ENTRY = 1_200, 1_020
 """Memory of an answer, as values and as JSON, per token and per log probability."""
 BYTES_PER_CHARACTER = 13
 """Most bytes per character of an answer: as text, as JSON and as UTF-8."""
