@@ -6,7 +6,7 @@ For comparison only: they use neither edgespec's paging nor its engine.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,7 @@ from edgespec.ports.baselines import (
     measured,
 )
 from edgespec.values import RoundStats
+from edgespec_runtimes.gguf.context.rows import RowBatch, Rows
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.llama import loading, log
@@ -48,8 +49,6 @@ BASELINES: Sequence[Baseline] = (
 )
 _RULES = {LINEAR: (16, 0.75), LINEAR_SHORT: (3, 0.0)}
 """Limits of llama.cpp's speculation: `--draft-max` and `--draft-p-min`."""
-Input = tuple[int, int, bool]
-"""Position, token, and whether its logits are wanted."""
 _N_CANDIDATES = 10
 """Tokens kept by llama.cpp's draft sampler; `p_min` refers to their total probability."""
 
@@ -175,7 +174,7 @@ class _LlamaModel(Closeable):
             self._model.close()
             raise UsageError(f"llama.cpp refuses a context of {params.n_ctx} tokens")
         self.most: int = lib.llama_n_batch(self._context)
-        self._batch = lib.llama_batch_init(self.most, 0, 1)
+        self._batch = RowBatch(self.most, 1)
         self._threads = spinning_threads() if n_threads > 1 else None
 
     def is_end(self, token: int) -> bool:
@@ -183,38 +182,36 @@ class _LlamaModel(Closeable):
 
     def close(self) -> None:
         if self._context:
-            lib.llama_batch_free(self._batch)
+            self._batch.free()
             lib.llama_free(self._context)
             self._context = None
             self._model.close()
 
     def read(self, tokens: Sequence[int], position: int) -> None:
         """Append tokens to the text from `position` on."""
-        last = len(tokens) - 1
-        self.decode([(position + i, token, i == last) for i, token in enumerate(tokens)])
+        self._decode(tokens, position, {len(tokens) - 1})
 
     def continued(self, tokens: Sequence[int], position: int) -> np.ndarray:
         """The logits after each of these tokens, float32 [n, n_vocab]."""
-        return self.decode([(position + i, token, True) for i, token in enumerate(tokens)])
+        return self._decode(tokens, position, {*range(len(tokens))})
 
-    def decode(self, inputs: Sequence[Input]) -> np.ndarray:
-        """The requested logits in the order of the inputs, float32 [n, n_vocab]."""
-        found, batch = [], self._batch
-        for begin in range(0, len(inputs), self.most):
-            chunk = inputs[begin : begin + self.most]
-            batch.n_tokens = len(chunk)
-            for i, (position, token, is_wanted) in enumerate(chunk):
-                batch.token[i], batch.pos[i] = token, position
-                batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-                batch.logits[i] = is_wanted
+    def _decode(self, tokens: Sequence[int], position: int, wanted: Collection[int]) -> np.ndarray:
+        """The logits after the tokens at the `wanted` places, float32 [n, n_vocab]."""
+        found = []
+        for begin in range(0, len(tokens), self.most):
+            chunk = tokens[begin : begin + self.most]
+            first, n_rows = position + begin, len(chunk)
+            with_logits = {place - begin for place in wanted} & {*range(n_rows)}
+            rows = Rows([*chunk], [*range(first, first + n_rows)], [[0]] * n_rows)
+            self._batch.fill(rows, with_logits)
             with self._threads.computing(is_resident=True) if self._threads else nullcontext():
-                code = lib.llama_decode(self._context, batch)
+                code = lib.llama_decode(self._context, self._batch.raw)
             if code:
                 raise EdgespecError(f"llama.cpp failed to compute (code {code})")
-            if n_wanted := sum(is_wanted for *_, is_wanted in chunk):
-                shape = (n_wanted, self._model.n_vocab)
-                rows = np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape)
-                found.append(rows.copy())
+            if with_logits:
+                shape = (len(with_logits), self._model.n_vocab)
+                logits = np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape)
+                found.append(logits.copy())
         return np.concatenate(found)
 
     def forget_from(self, position: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -39,23 +39,12 @@ from edgespec_runtimes.gguf.weights.offloading import Offloading
 from edgespec_runtimes.gguf.weights.packing import packed_matrices
 from edgespec_runtimes.gguf.weights.paged import PagedWeights, load_paged
 from edgespec_runtimes.gguf.weights.paged_experts import expert_sizes
+from edgespec_runtimes.gguf.weights.segments import TRACED_SHAPE
 
 MAX_CTX = 512
 """Longest text unless a longer context is asked for, as in llama.cpp: buffers grow with its
 square."""
 _ABORTED = 2
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingShape(contexts.ContextShape):
-    """The settings of a context that pools its outputs; a text is one batch."""
-
-    def params(self) -> Any:
-        params = contexts.ContextShape.params(self)
-        params.embeddings = True
-        params.n_seq_max = 1
-        params.n_outputs_max = params.n_batch
-        return params
 
 
 class PreparedGgufEmbedder(PreparedEmbedder):
@@ -71,30 +60,30 @@ class PreparedGgufEmbedder(PreparedEmbedder):
                 f"{setting.n_gpu_layers} and {setting.rpc}"
             )
         self._request = request
-        self._header = header
-        self._stop = AbortFlag()
+        self.header = header
+        self.stop = AbortFlag()
         model = loading.load_sizes_only(header.path, token_ids=TokenIds.of(header))
         try:
             self.info = self._describe(model)
-            self._shape = EmbeddingShape(
+            self.shape = replace(
+                TRACED_SHAPE,
                 n_ctx=self.info.n_ctx,
                 n_batch=self.info.n_ctx,
-                n_outputs=1,
-                n_branches=1,
                 n_threads=loading.useful_threads(header.weight_bytes, request.n_threads),
                 # attention rounds as in llama-cpp-python unless flash attention is asked for
                 flash_attn="on" if options.flash_attn == "on" else "off",
+                pools=True,
             )
-            self._sizes = contexts.context_sizes(model, self._shape)
-            self._n_values = int(lib.llama_model_n_embd_out(model.handle))
+            self._sizes = contexts.context_sizes(model, self.shape)
+            self.n_values = int(lib.llama_model_n_embd_out(model.handle))
         finally:
             model.close()
         self._mapped = MappedWeights(
             header,
             Offloading,
-            self._stop,
+            self.stop,
             partial(request.phase, "mapping", {}),
-            EmbeddingShape(n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1),
+            replace(TRACED_SHAPE, pools=True),
         )
 
     @property
@@ -103,21 +92,19 @@ class PreparedGgufEmbedder(PreparedEmbedder):
 
     def needs(self) -> ModelNeeds:
         tables = [weight for weight in self._mapped.traced if weight.looked_up]
-        n_rows = self._shape.largest_batch
-        embedding_bytes = sum(
-            row_tables.bytes_for(w.entry, n_rows * w.rows_per_token) for w in tables
-        )
+        n_rows = self.shape.largest_batch
+        nbytes = sum(row_tables.bytes_for(w.entry, n_rows * w.rows_per_token) for w in tables)
         paged = [
             MemoryRow("target", "norms and other small tensors", self._mapped.unpaged_bytes),
-            MemoryRow("target", "embedding rows", embedding_bytes),
+            MemoryRow("target", "embedding rows", nbytes),
         ]
-        if packed_matrices(self._header):
+        if packed_matrices(self.header):
             paged.append(MemoryRow("target", "copy of what is packed", PIECE_BYTES))
         rows = (
             MemoryRow("target", "KV cache", self._sizes.kv_bytes),
             MemoryRow("target", "compute buffers", self._sizes.compute_bytes),
             MemoryRow("target", "compute graphs", self._sizes.graph_bytes),
-            MemoryRow("target", "vectors", 4 * self._n_values * n_rows),
+            MemoryRow("target", "vectors", 4 * self.n_values * n_rows),
         )
         return ModelNeeds(
             fixed=(),
@@ -130,21 +117,18 @@ class PreparedGgufEmbedder(PreparedEmbedder):
 
     def load(self, plan: MemoryPlan, progress: Progress | None = None) -> GgufEmbedder:
         model, weights = load_paged(
-            self._header, self._mapped, self._request, plan, self._shape, self._stop, progress
+            self.header, self._mapped, self._request, plan, self.shape, self.stop, progress
         )
         try:
-            if self._stop.is_set():
+            if self.stop.is_set():
                 raise Cancelled("loading was cancelled")
-            vocabulary = GgufVocabulary(model, self._header)
-            return GgufEmbedder(
-                model, self._shape, self.info, vocabulary, self._n_values, self._stop, weights
-            )
+            return GgufEmbedder(self, model, weights)
         except BaseException:
             close_all(weights.close, model.close)
             raise
 
     def cancel(self) -> None:
-        self._stop.set()
+        self.stop.set()
 
     def close(self) -> None:
         self._mapped.close()
@@ -154,12 +138,12 @@ class PreparedGgufEmbedder(PreparedEmbedder):
         n_ctx = request.ctx_size or min(model.n_ctx_train, MAX_CTX)
         request.check_context(n_ctx, model.n_ctx_train)
         return ModelInfo(
-            name=self._header.name or request.path.stem,
-            architecture=self._header.architecture,
+            name=self.header.name or request.path.stem,
+            architecture=self.header.architecture,
             n_vocab=model.n_vocab,
             n_ctx=n_ctx,
             n_layers=model.n_layers,
-            size_bytes=self._header.weight_bytes,
+            size_bytes=self.header.weight_bytes,
             prompt_batch=n_ctx,
         )
 
@@ -168,22 +152,14 @@ class GgufEmbedder(EmbeddingModel):
     """A loaded embedding model."""
 
     def __init__(
-        self,
-        model: loading.Model,
-        shape: EmbeddingShape,
-        info: ModelInfo,
-        vocabulary: GgufVocabulary,
-        n_values: int,
-        stop: AbortFlag,
-        weights: PagedWeights,
+        self, prepared: PreparedGgufEmbedder, model: loading.Model, weights: PagedWeights
     ) -> None:
-        self.info = info
-        self.vocabulary = vocabulary
-        self.n_values = n_values
-        self._model = model
-        self._stop = stop
-        self._weights = weights
-        self._context: Any = contexts.new_context(model, shape, weights.callback, stop)
+        """Takes ownership of `model` and `weights`."""
+        self.info, self.n_values = prepared.info, prepared.n_values
+        self.vocabulary = GgufVocabulary(model, prepared.header)
+        self._model, self._stop, self._weights = model, prepared.stop, weights
+        shape = prepared.shape
+        self._context: Any = contexts.new_context(model, shape, weights.callback, self._stop)
         self._batch = RowBatch(shape.n_batch, 1)
 
     def embed(self, tokens: Sequence[int]) -> np.ndarray:

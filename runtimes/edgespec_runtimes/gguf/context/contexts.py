@@ -80,6 +80,8 @@ class ContextShape:
     """Cells of a tile that each of several texts is aligned with; 1 if they need not be."""
     prompts_in_tiles: bool = False
     """True if prompts of 64 tokens and more are computed in tiles, with which texts are aligned."""
+    pools: bool = False
+    """True if outputs are pooled, as of an embedding model: each text is a batch."""
 
     @property
     def n_cells(self) -> int:
@@ -115,8 +117,9 @@ class ContextShape:
         p = lib.llama_context_default_params()
         p.n_ctx = self.n_cells
         p.n_batch = p.n_ubatch = self.largest_batch
+        p.embeddings = self.pools
         p.n_seq_max = self.n_seq
-        p.n_outputs_max = self.n_rows
+        p.n_outputs_max = self.n_batch if self.pools else self.n_rows
         p.n_threads = p.n_threads_batch = self.n_threads
         p.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[self.flash_attn]
         types = self.cache_type_k, self.cache_type_v
