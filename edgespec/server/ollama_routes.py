@@ -45,7 +45,8 @@ def ollama_dialect(completions: Completions, chats: bool) -> Dialect:
             )
             return Asked(streams, partial(completions.text, text), reply)
         if chats:
-            messages = [_message(one) for one in fields.get("messages") or ()]
+            messages = fields.get("messages")
+            messages = [*map(_message, messages)] if isinstance(messages, list) else messages
             asked |= {"tools": fields.get("tools") or None}
         else:
             messages = [
@@ -66,7 +67,7 @@ def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
     options = as_fields(fields.get("options") or {})
     asked = {name: value for name, value in options.items() if name in _OPTIONS}
     if (limit := options.get("num_predict")) is not None:
-        asked["max_tokens"] = max(-1, limit)
+        asked["max_tokens"] = max(-1, limit) if isinstance(limit, int) else limit
     if form := fields.get("format"):
         asked["response_format"] = {"type": "json_object"} | (
             {"schema": form} if isinstance(form, Mapping) else {}
@@ -81,8 +82,7 @@ def _message(message: Any) -> dict[str, Any]:
         raise RequestError("images: models here read text only", "messages")
     if thinking := turn.pop("thinking", None):
         turn["reasoning_content"] = thinking
-    calls = turn.get("tool_calls") or ()
-    if calls:
+    if isinstance(calls := turn.get("tool_calls"), list):
         turn["tool_calls"] = [
             {"id": f"call_{place}", "type": "function"} | dict(as_fields(call))
             for place, call in enumerate(calls)

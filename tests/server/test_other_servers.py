@@ -165,6 +165,13 @@ def test_a_call_in_ollamas_form(client: httpx.Client) -> None:
     assert streamed(client.post("/api/chat", json=asked))[-1]["done"] is True
 
 
-def test_an_error_in_ollamas_form(client: httpx.Client) -> None:
-    answer = client.post("/api/chat", json={"messages": []})
-    assert answer.status_code == 400 and "messages must be a list" in answer.json()["error"]
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"messages": wrong} for wrong in ([], 5, [5], [HELLO[0] | {"tool_calls": 5}])),
+        *({"messages": HELLO, "options": wrong} for wrong in (5, {"num_predict": "x"})),
+    ],
+)
+def test_an_error_in_ollamas_form(client: httpx.Client, fields: dict[str, Any]) -> None:
+    answer = client.post("/api/chat", json=fields)
+    assert answer.status_code == 400 and isinstance(answer.json()["error"], str)
