@@ -26,7 +26,7 @@ from edgespec_runtimes.gguf.context.cache_memory import FilledCells
 from edgespec_runtimes.gguf.context.cells import LlamaMemory
 from edgespec_runtimes.gguf.context.recurrent import RecurrentText
 from edgespec_runtimes.gguf.context.recurrent_draft import RecurrentDraft
-from edgespec_runtimes.gguf.context.rows import ForestRows, RowBatch, Rows
+from edgespec_runtimes.gguf.context.rows import RowBatch, Rows
 from edgespec_runtimes.gguf.context.sequences import HOME, Texts
 from edgespec_runtimes.gguf.feature_tap import FeatureTap, OutputTap
 from edgespec_runtimes.gguf.file.architectures import Trait, architecture
@@ -270,7 +270,7 @@ class GgufModel(KeptTexts):
             committed = {p.slot: self._texts.all[p.slot].n_committed for p in parts}
             begin = layout.top
             try:
-                rows = ForestRows.of(parts, self._texts)
+                rows = Rows.of(parts, self._texts)
             except UsageError:
                 self._texts.truncate(committed)
                 raise

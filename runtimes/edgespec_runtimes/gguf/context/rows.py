@@ -16,11 +16,19 @@ from edgespec_runtimes.gguf.llama.bindings import lib
 
 @dataclass(slots=True)
 class Rows:
-    """Token, position and sequences of each row of a pass."""
+    """Token, position and sequences of each row of a pass over prompt tokens and trees."""
 
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     sequences: list[list[int]] = field(default_factory=list)
+    n_read: int = 0
+    """Number of prompt rows, which come first, because the cells of guesses may soon be free."""
+    first_reads: range = range(0)
+    """Prompt rows of text 0."""
+    orders: list[list[int]] = field(default_factory=list)
+    """Rows of the nodes of each part, counted from `n_read`."""
+    row_of_key: dict[int, int] = field(default_factory=dict)
+    """Rows of the nodes of text 0, by node key."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -35,22 +43,8 @@ class Rows:
         self.positions.extend(positions)
         self.sequences.extend(sequences)
 
-
-@dataclass(slots=True)
-class ForestRows(Rows):
-    """The rows of several texts' prompt tokens and trees."""
-
-    n_read: int = 0
-    """Number of prompt rows, which come first, because the cells of guesses may soon be free."""
-    first_reads: range = range(0)
-    """Prompt rows of text 0."""
-    orders: list[list[int]] = field(default_factory=list)
-    """Rows of the nodes of each part, counted from `n_read`."""
-    row_of_key: dict[int, int] = field(default_factory=dict)
-    """Rows of the nodes of text 0, by node key."""
-
     @classmethod
-    def of(cls, parts: Sequence[PassPart], texts: Texts) -> ForestRows:
+    def of(cls, parts: Sequence[PassPart], texts: Texts) -> Rows:
         """Assign cells and sequences to the rows of `parts`; prompt tokens are committed.
 
         Raises UsageError if there are too few branches.
