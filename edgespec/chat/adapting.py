@@ -139,6 +139,11 @@ def _without_system(turns: Sequence[Turn]) -> list[Turn]:
     return merged
 
 
+def _without_lost_system(turns: Sequence[Turn]) -> list[Turn]:
+    """The turns with system messages merged into the user's where a tool's result is the last."""
+    return _without_system(turns) if turns[-1]["role"] == "tool" else [*turns]
+
+
 def _with_one_system(turns: Sequence[Turn]) -> list[Turn]:
     """The turns with all system messages merged into one, which comes first."""
     if not any(turn["role"] in _SYSTEMS for turn in turns[1:]):
@@ -248,15 +253,20 @@ def _calls(*ids: str, content: str = "", **fields: Any) -> _Trial:
     return _Trial(names[-1:], [*_ASKED, calling, *results])
 
 
+def _after_system(trial: _Trial) -> _Trial:
+    return _Trial([*trial.texts, _SYSTEM], [_turn("system", _SYSTEM), *trial.turns])
+
+
 _ASKED = [_turn("user", _USER)]
 _FORMS: Sequence[tuple[Change, Callable[[Sequence[Turn]], _Trial]]] = (
-    (_without_system, lambda _: _Trial([_SYSTEM], [_turn("system", _SYSTEM), *_ASKED])),
+    (_without_system, lambda _: _after_system(_Trial([], _ASKED))),
     (_with_one_system, _systems),
     (_alternating, lambda _: _Trial([_USER, _SYSTEM], [*_ASKED, _turn("user", _SYSTEM)])),
     (_each(_joined), lambda _: _calls("edgespec1", content=_SYSTEM, reasoning_content=_SYSTEM)),
     (_each(_with_null), lambda _: _calls("edgespec1")),
     (_one_call_each, lambda _: _calls("edgespec1", "edgespec2")),
     (_each(_with_short_ids), lambda _: _calls("call_edgespec01")),
+    (_without_lost_system, lambda _: _after_system(_calls("edgespec1"))),
 )
 """Other forms of conversations, which are used if the template shows a trial only so."""
 

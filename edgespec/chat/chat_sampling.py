@@ -6,6 +6,7 @@ With greedy sampling, small models repeat themselves endlessly.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
@@ -23,13 +24,9 @@ def chat_sampling(recommended: Mapping[str, Any]) -> dict[str, Any]:
     settings = dict(recommended)
     if isinstance(top_k := settings.get("top_k"), int):
         settings["top_k"] = max(top_k, 0)  # many models use -1 for all tokens
-    valid = {name: value for name, value in settings.items() if _is_valid(name, value)}
-    return dict(DEFAULTS) | valid
-
-
-def _is_valid(name: str, value: Any) -> bool:
-    try:
-        SamplingParams.model_validate({name: value})
-    except UsageError:
-        return False
-    return True
+    valid = dict(DEFAULTS)
+    for name, value in settings.items():
+        with suppress(UsageError):
+            SamplingParams.model_validate({name: value})
+            valid[name] = value
+    return valid

@@ -279,6 +279,12 @@ def shown(template: ChatTemplate, talk: Messages, tools: Any = None) -> str | No
         return None
 
 
+def test_a_system_message_is_shown_behind_a_result(ours: Mapping[str, ChatTemplate]) -> None:
+    talk = [SYSTEM, USER, calling(content=""), told()]
+    texts = {name: shown(one, talk, TOOLS) for name, one in ours.items()}
+    assert not {name for name, text in texts.items() if text and "Be kind." not in text}
+
+
 @pytest.mark.parametrize("place", ["in front", "behind an answer"])
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_every_system_message_is_shown(

@@ -105,6 +105,19 @@ def test_ids_are_shortened_where_the_template_wants_nine_letters():
     assert "abcdefgh1" in ChatTemplate(NINE_LETTERS).render([USER, calls("abcdefgh1")])
 
 
+def test_a_system_message_that_is_lost_behind_a_result_is_told_by_the_user():
+    """Mistral Nemo's template shows it in front of the last turn, if the user's."""
+    source = (
+        "{% for m in messages if m.role != 'system' %}{% if loop.last and m.role == 'user' %}"
+        "[{{ messages[0].content }}]{% endif %}" + TURN + "{% for c in m.tool_calls or [] %}"
+        "[{{ c.function.name }}]{% endfor %}{% endfor %}"
+    )
+    template = ChatTemplate(source)
+    assert template.render([SYSTEM, USER]) == "[Be kind.]<user>Hello"
+    text = template.render([SYSTEM, USER, calls("a"), result("a")])
+    assert text == "<user>Be kind.\nHello<assistant>[f0]<tool>4"
+
+
 ALTERNATE = (
     "{% for m in messages if m.role in ('user', 'assistant') and not m.tool_calls %}"
     "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}"
