@@ -49,10 +49,17 @@ def client(session, log):
 
 @pytest.fixture
 def latest(log):
-    """The record of the only request of a test."""
+    """The record of the only request of a test, which is written when its answer has been sent."""
     log.requests.clear()
     log.failures.clear()
-    return lambda: log.requests[-1]
+
+    def record():
+        deadline = time.monotonic() + 20
+        while not log.requests and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return log.requests[-1]
+
+    return record
 
 
 def test_pages_of_this_machine_may_be_allowed_together(session):
