@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Protocol
 import numpy as np
 from pydantic import BeforeValidator, Field
 
+from edgespec.completions.protocols.contents import text_of
 from edgespec.completions.protocols.request_parts import ParsedRequest, RequestError
 from edgespec.completions.requests import check_tokens
 from edgespec.errors import ContextOverflow
@@ -21,8 +22,19 @@ MAX_TEXTS = 2048
 
 def _as_texts(value: object) -> object:
     """The value as a list of texts; a single one is text or a list of tokens."""
-    is_list_of_texts = isinstance(value, list) and (not value or isinstance(value[0], str | list))
-    return value if is_list_of_texts else [value]
+    if isinstance(value, list) and (not value or isinstance(value[0], str | list | dict)):
+        return [_as_text(one) for one in value]
+    return [_as_text(value)]
+
+
+def _as_text(value: object) -> object:
+    """A text or tokens; the text of an object as llama.cpp's server takes it."""
+    match value:
+        case {"prompt_string": str(text)}:
+            return text
+        case {"content": [*parts]}:
+            return text_of(parts)
+    return value
 
 
 class EmbeddingRequest(ParsedRequest):

@@ -87,3 +87,13 @@ def test_objects_in_lists_may_have_nulls() -> None:
     item = {"type": None, "role": "user", "content": "a", "id": None, "status": None}
     asked = ResponsesRequest.parse({"model": "m", "input": [item]})
     assert asked.chat_request(asked.all_items).messages == TURNS
+
+
+def test_inputs_of_embeddings_may_be_objects_with_a_text() -> None:
+    parts = [{"type": "text", "text": "c "}, {"type": "text", "text": "d"}]
+    given = ["a", {"prompt_string": "b"}, {"content": parts}, [1, 2]]
+    assert EmbeddingRequest.parse({"input": given}).input == ["a", "b", "c d", [1, 2]]
+    assert EmbeddingRequest.parse({"input": {"content": parts}}).input == ["c d"]
+    for wrong in ({"content": "a"}, {"content": [{"type": "image_url"}]}, {}, [{"a": 1}]):
+        with pytest.raises(RequestError):
+            EmbeddingRequest.parse({"input": wrong})
