@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 1374,
     "chat": 1912,
     "cli": 4692,
-    "completions": 4300,
+    "completions": 4304,
     "concurrency": 558,
     "diagnosis": 480,
     "engine": 4283,
