@@ -44,7 +44,7 @@ def _as_stops(value: object) -> object:
     """A list of stop strings; the empty string alone is none, as some clients send it."""
     if isinstance(value, str):
         return [value] if value else []
-    return value
+    return list(value) if isinstance(value, tuple) else value
 
 
 class StreamOptions(RequestPart):
