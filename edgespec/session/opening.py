@@ -21,7 +21,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, Cancelled, ModelError, UsageError, marked, setting
 from edgespec.memory import heap, process
 from edgespec.memory.budget import MemoryPlan
-from edgespec.memory.needs import ModelNeeds
+from edgespec.memory.division import Cuts
 from edgespec.ports import LanguageModel, Progress
 from edgespec.session import pairing, strategy
 from edgespec.session.given import checked
@@ -90,8 +90,8 @@ class LoadedModels(Closeable):
     """Seconds by phase of loading, and `total`."""
     settings: LoadSettings | None = None
     """The settings that they were loaded by, without a draft that was left out."""
-    needs: ModelNeeds | None = None
-    """Memory needs of the target, for other budgets."""
+    cuts: Cuts = ()
+    """Possible segmentations of the target's weights, for other budgets."""
 
     def settled(self, settings: EngineSettings) -> EngineSettings:
         """The engine's settings, with guesses from the text where they are left open and planned
@@ -154,9 +154,9 @@ class _Opening(Closeable):
             self._report["total"] = time.perf_counter() - self._began
             # runtimes may add notes while loading
             memory_plan = replace(memory_plan, notes=self._notes(memory_plan))
-            needs = self._models.target.needs()
+            cuts = self._models.target.needs().cuts
             on_failure.pop_all()
-        return LoadedModels(target, draft, memory_plan, self._report, self._models.settings, needs)
+        return LoadedModels(target, draft, memory_plan, self._report, self._models.settings, cuts)
 
     def _run(self, phase: str, call: Callable[[], T], check: Callable[[], None] | None = None) -> T:
         """Result of `call` in the worker; `check` is polled meanwhile."""

@@ -51,9 +51,8 @@ class SessionBudget(Closeable):
         self._engine = engine
         self._has_reserve = models.settings is not None and models.settings.reserve > 0
         self._target = models.target
-        needs = models.needs
         self._adjusts = adjusts = models.target.info.adjusts
-        self._cuts = needs.cuts if needs and adjusts else ()
+        self._cuts = models.cuts if adjusts else ()
         self._changing = threading.Lock()
         self._is_over = threading.Event()
         """Set once the budget follows the free memory no longer."""
@@ -173,5 +172,5 @@ class SessionBudget(Closeable):
                         self._change_to(self.plan, wanted)
                 except SessionClosed:
                     return
-                except (BudgetError, EdgespecError):  # the next text meets the same failure
+                except EdgespecError:  # the next text meets the same failure
                     continue
