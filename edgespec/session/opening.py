@@ -38,6 +38,8 @@ FREE_SHARE = 0.5
 """Share of memory that a longer context leaves to other uses."""
 CELL_STEP = 256
 """Tokens that a longer context is a multiple of."""
+GROWTH_BYTES = 8 << 20
+"""Growth of a process that prepares models for several numbers of texts: 6 MiB were measured."""
 
 ONE_TEXT = (
     f"one text at a time: beside others ({setting.n_parallel}) a text may change, and its prompt "
@@ -193,15 +195,14 @@ class _Opening(Closeable):
                 models.restart(given.model_copy(update={"n_parallel": n_texts}))
                 with suppress(BudgetError):
                     found = _with_worthy_draft(models)
-                    # with the margin, because this process will have grown before the final plan
-                    is_possible = found.smallest_bytes <= models.budget_bytes
+                    is_possible = found.smallest_bytes + GROWTH_BYTES <= models.budget_bytes
                     return found if found.n_parallel == n_texts and is_possible else None
                 return None
 
             speed = Speed(n_threads=given.threads or process.usable_cores())
             chosen = texts_at_once(planned_for, given.keeps_one_text_fast, speed)
             n_texts = chosen.n_parallel if chosen else 1
-            if chosen is None or models.settings.n_parallel != n_texts:
+            if models.settings.n_parallel != n_texts:
                 models.restart(given.model_copy(update={"n_parallel": n_texts}))
             if chosen and chosen.texts_alter_prompts and chosen.text_bytes:
                 models.own_notes.append(ONE_TEXT)

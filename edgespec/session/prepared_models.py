@@ -6,6 +6,7 @@ Reads headers and no weights. Knows settings and needs; `opening` chooses betwee
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from operator import itemgetter
@@ -117,7 +118,10 @@ class PreparedModels(Closeable):
         BudgetError, and the errors of preparing.
         """
         if not self.prepared:
-            self._prepare()
+            with ExitStack() as on_failure:
+                on_failure.callback(self.close)
+                self._prepare()
+                on_failure.pop_all()
         if n_cells is not None:
             self.target.share_cells(n_cells)
         gpu_budget_bytes, gpu_rows = self._place_on_gpu(self.settings.gpu_memory_budget)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from edgespec import plan
+from edgespec.errors import BudgetError
 from edgespec.memory import division, process
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.memory.needs import FOREST_SIZE, TREE_SIZES
 from edgespec.models.embedded import embedded_pair
 from edgespec.session.given import checked
 from edgespec.session.opening import _Opening
+from edgespec.session.prepared_models import PreparedModels
 from edgespec.session.strategy import AUTO_TEXTS
 from edgespec.settings.config import LoadSettings
 
@@ -79,3 +81,24 @@ def test_several_texts_have_more_nodes_where_memory_is_better_spent_on_them() ->
 
     assert most_nodes(1) == TREE_SIZES[0]
     assert most_nodes(8) == FOREST_SIZE
+
+
+def test_the_smallest_budget_affords_auto_though_each_preparation_grows_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With Qwen2.5-Coder-1.5B, budgets up to 6 MiB above the smallest were refused."""
+    prepare, prepared = PreparedModels._prepare, []
+
+    def counted(models: PreparedModels) -> None:
+        prepared.append(models)
+        prepare(models)
+
+    monkeypatch.setattr(PreparedModels, "_prepare", counted)
+    monkeypatch.setattr(process, "footprint_bytes", lambda: (60 + 2 * len(prepared)) * MIB)
+    settings = LoadSettings(model=embedded_pair().target, n_parallel="auto", memory_budget=1)
+    with pytest.raises(BudgetError) as refused:
+        plan(settings)
+    for more in (0, 3 * MIB, 30 * MIB):
+        prepared.clear()
+        budget = (refused.value.smallest_bytes or 0) + more
+        assert plan(settings.model_copy(update={"memory_budget": budget})).n_parallel >= 1
