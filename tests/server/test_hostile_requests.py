@@ -274,6 +274,40 @@ def test_bodies_of_other_protocols(server, n_examples):
     assert_unharmed(*server)
 
 
+OTHERS = {
+    "/completion": "prompt logit_bias n_probs response_fields return_tokens stop seed",
+    "/infill": "input_prefix input_suffix input_extra prompt",
+    "/apply-template": "messages tools",
+    "/tokenize": "content add_special with_pieces",
+    "/detokenize": "tokens",
+    "/api/chat": "model messages stream format think tools keep_alive",
+    "/api/generate": "model prompt system suffix raw stream format think images",
+    "/api/show": "model name",
+}
+"""Fields of routes of other servers."""
+SHORT = {"n_predict": 1, "options": {"num_predict": 1}}
+KNOWN = {"messages": [{"role": "user", "content": "a"}], "prompt": "a"}
+
+
+@pytest.mark.parametrize("n_examples", [15, pytest.param(400, marks=pytest.mark.slow)])
+def test_bodies_of_other_servers(server, n_examples):
+    http = httpx.Client(base_url=server[0], timeout=60)
+
+    @settings(max_examples=n_examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(path=st.sampled_from([*OTHERS]), data=st.data())
+    def attack(path: str, data: st.DataObject) -> None:
+        names = OTHERS[path].split()
+        values = st.dictionaries(st.sampled_from(names), st.one_of(VALUES, MESSAGES), max_size=3)
+        known = {name: value for name, value in KNOWN.items() if name in names}
+        fields = known | data.draw(values) | SHORT
+        answer = http.post(path, content=json.dumps(fields).encode(errors="surrogatepass"))
+        assert answer.status_code in ANSWERS, answer.text
+
+    with http:
+        attack()
+    assert_unharmed(*server)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("n_examples", [15, pytest.param(200, marks=pytest.mark.slow)])
 def test_bodies_about_vectors_and_budgets(of_vectors, n_examples):
