@@ -18,6 +18,7 @@ from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec.values import NESTED
 from edgespec_runtimes.enlarge.gguf.trim import nest
 from edgespec_runtimes.gguf.file.header import read_header
+from edgespec_runtimes.gguf.llama.quantiser import quantise
 
 PROMPT = "def read(path):\n    with open(path) as file:\n"
 TARGET_BYTES = 48 << 20
@@ -179,3 +180,20 @@ def test_the_draft_takes_the_prompt_over_from_its_target(
     at = n_read.index(-1)
     assert sum(n_read[:at]) < 64 < sum(n_read[at:])
     assert taken.speculation.accepted >= 0.8 * read.speculation.accepted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", NESTED)
+@pytest.mark.parametrize("name", ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M"])
+def test_weights_of_each_type_nest(target: Path, tmp_path: Path, name: str, kind: str) -> None:
+    stored, out = tmp_path / "stored.gguf", tmp_path / "draft.gguf"
+    quantise(target, stored, name)
+    nest(stored, out, kind, range(4096))
+    nested = settings(stored, out, 0)
+    texts = []
+    for one in (nested, nested.without_draft()):
+        with session.load(one, RULES) as loaded:
+            sampling = SamplingParams(temperature=0.8, seed=3)
+            texts.append(loaded.generate(PROMPT, sampling, max_tokens=8).tokens)
+            assert (loaded.paging.merge_s > 0) == (one.draft is not None)
+    assert texts[0] == texts[1]
