@@ -229,7 +229,7 @@ MOST_LINES = {
     "paging": 1900,
     "ports": 595,
     "rules": 949,
-    "server": 2691,
+    "server": 2696,
     "session": 2830,
     "settings": 1205,
     "state": 590,

@@ -78,6 +78,7 @@ class Service:
             ("/models", self._models, "GET"),
             ("/models/{name:path}", self._model, "GET"),
             ("/embeddings", self._embeddings, "POST"),
+            ("/rerank", self._rerank, "POST"),
             ("/props", self._props, "GET"),
             ("/slots", self._slots, "GET"),
             ("/api/tags", self._tags, "GET"),
@@ -128,6 +129,10 @@ class Service:
             message = f"{path} takes {allowed}, not {request.method}"
             refusal = Refusal(405, message, code="method_not_allowed", headers=headers)
         return self._failures.refuse(refusal, request)
+
+    async def _rerank(self, request: Request) -> Response:
+        message = "this server does not rank texts: compare vectors of /v1/embeddings"
+        raise Refusal(400, message, code="unsupported_route")
 
     async def _health(self, request: Request) -> Response:
         if self._failures.loss is not None:

@@ -115,6 +115,11 @@ def test_a_model_that_cannot_fill_in_the_middle_says_so(
     assert "no tokens for filling in the middle" in error["message"]
 
 
+def test_ranking_is_refused_by_name(client: httpx.Client) -> None:
+    answer = client.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
+    assert answer.status_code == 400 and "/v1/embeddings" in answer.json()["error"]["message"]
+
+
 def test_models_in_ollamas_form(client: httpx.Client) -> None:
     (model,) = client.get("/api/tags").json()["models"]
     assert model["name"] == "pair" and client.get("/api/version").json()["version"]
