@@ -32,7 +32,7 @@ PACKAGES = {
     "with_pydantic_ai.py": ("pydantic-ai-slim[openai]==2.68.0", "openai==3.57.0"),
     "with_instructor.py": ("instructor==1.17.0", "openai==3.3.0"),
     "with_smolagents.py": ("smolagents[openai]==1.26.0", "openai==3.57.0"),
-    "with_ai.mjs": ("ai@6.0.326", "@ai-sdk/openai-compatible@2.0.92", "zod@4.6.7"),
+    "with_ai.mjs": ("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7"),
 }
 """Versions with which the programs were tried, by program."""
 RUN_S = 300
