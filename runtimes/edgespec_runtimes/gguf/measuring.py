@@ -34,6 +34,7 @@ from edgespec_runtimes.gguf.llama.token_ids import TokenIds
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights import row_tables
 from edgespec_runtimes.gguf.weights.mapped_weights import MappedWeights
+from edgespec_runtimes.gguf.weights.nesting import MERGING_BYTES
 from edgespec_runtimes.gguf.weights.offloading import (
     Offloading,
     offloading,
@@ -47,6 +48,9 @@ from edgespec_runtimes.kit.kept_features import check_layers, feature_bytes, no_
 ID_STEP_BYTES = 64 << 10
 """Rounding step of the size of a model without weights and tokenizer: malloc's count differs by a
 few KiB between processes, and all must report the same smallest budget."""
+
+LOWER_BYTES = READERS * (STAGING_BYTES + MERGING_BYTES)
+"""Memory in which the lower bits of nested weights are read and merged."""
 
 
 class MeasuredGguf:
@@ -129,10 +133,7 @@ class MeasuredGguf:
             paged=(
                 MemoryRow(owner, "norms and other small tensors", self.mapped.unpaged_bytes),
                 *((MemoryRow(owner, "copy of what is packed", PIECE_BYTES),) * is_packed),
-                *(
-                    (MemoryRow(owner, "lower bits", READERS * STAGING_BYTES),)
-                    * bool(self.mapped.nested)
-                ),
+                *((MemoryRow(owner, "lower bits", LOWER_BYTES),) * bool(self.mapped.nested)),
             ),
             cuts=tuple(tuple(group.size for group in groups) for groups in self.mapped.cuts),
             experts=expert_sizes(self.mapped.mixtures),

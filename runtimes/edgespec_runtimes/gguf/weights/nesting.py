@@ -20,6 +20,8 @@ UNIT = 256
 _CHUNK_BYTES = 128 << 10
 """Bytes of the arrays with which units are merged: the allocator maps larger ones anew each time,
 which took four fifths of the time."""
+MERGING_BYTES = 8 * _CHUNK_BYTES
+"""Memory of these arrays in a thread."""
 _LOW, _HIGH = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0xF0F0F0F0F0F0F0F0)
 _SIGNS = np.uint64(0x8888888888888888)
 """The upper bit of each code of 4 bits."""
