@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import permutations
 from typing import Any
 from urllib.parse import unquote
 
@@ -31,6 +32,8 @@ _ANNOTATIONS = frozenset(
     | {"$comment", "$schema", "$id"}
 )
 _LOOK_AROUND = re.compile(r"(?<!\\)\(\?<?[=!]")
+MAX_UNIQUE = 4
+"""Most values of a list without repetition that is written out."""
 EXACT = 1 << 53
 """Integers up to this one are exact as binary64, which llguidance and JavaScript compute with."""
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -50,7 +53,7 @@ def unchecked_parts(schema: Any) -> tuple[str, ...]:
             found.add(node["format"])
         if _LOOK_AROUND.search(str(node.get("pattern", ""))):
             found.add(node["pattern"])
-        if node.get("uniqueItems") is True:
+        if node.get("uniqueItems") is True and not _unique_lists(node):
             found.add("uniqueItems")
         if "propertyNames" in node and _named_properties(node) is None:
             found.add("propertyNames")
@@ -81,6 +84,22 @@ def _without_look_around(pattern: str) -> str:
                 break
         pattern = pattern[: found.start()] + pattern[end:]
     return pattern
+
+
+def _unique_lists(node: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Schemas of the lists without repetition of a few values; none if there are too many."""
+    items = node.get("items")
+    values = items.get("enum", ()) if isinstance(items, Mapping) else ()
+    if len(values) > MAX_UNIQUE:
+        return []
+    least, most = node.get("minItems", 0), min(node.get("maxItems", len(values)), len(values))
+    return [
+        {"type": "array", "prefixItems": [{"const": one} for one in chosen], "items": False}
+        | {"minItems": length, "maxItems": length}
+        for length in range(least, most + 1)
+        for chosen in permutations(values, length)
+        if values
+    ]
 
 
 def _named_properties(node: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -118,7 +137,8 @@ def _rewritten(node: Any, composed: set[int]) -> Any:
         del copy["format"]
     if isinstance(pattern := node.get("pattern"), str):
         copy["pattern"] = _without_look_around(pattern)
-    copy.pop("uniqueItems", None)
+    if copy.pop("uniqueItems", False) is True and (lists := _unique_lists(node)):
+        copy = {"anyOf": lists}
     if copy.pop("propertyNames", None) is not None:
         named = _named_properties(node) or {}
         copy |= _mapped(named, lambda part: _rewritten(part, composed))
