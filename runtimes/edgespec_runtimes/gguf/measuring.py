@@ -6,8 +6,7 @@ read. Nothing stays loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -29,7 +28,6 @@ from edgespec_runtimes.gguf.file.mtp import can_guess, skipped
 from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES
 from edgespec_runtimes.gguf.kernels.reference_kernels import CELLS_ROUNDED_TO, TILE_ROWS
 from edgespec_runtimes.gguf.llama import device_memory, loading
-from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.token_ids import TokenIds
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights import row_tables
@@ -60,18 +58,13 @@ class MeasuredGguf:
         self,
         request: ModelRequest,
         header: GgufFile,
-        stop: AbortFlag,
-        mapping: Callable[[], AbstractContextManager[None]],
+        mapped: MappedWeights,
         lender: Any = None,
         mtp: bool = False,
-        mapped: MappedWeights | None = None,
     ) -> None:
-        """`mapping` returns a context manager for each mapping, which measures its time. `mapped`
-        are the weights of the same file if another request was measured before.
-
-        `lender` is a context of the target whose matrices a head uses. With `mtp`, `header` is the
-        part of a target's file with its prediction layers.
-        """
+        """`lender` is a context of the target whose matrices a head uses. With `mtp`, `header` is
+        the part of a target's file with its prediction layers."""
+        self.mapped = mapped
         self.feature_layers: Sequence[int] = ()
         self._request = request
         self._options = GgufOptions.of(request.options)
@@ -92,7 +85,6 @@ class MeasuredGguf:
             self.info, self.contexts = self._choice.info, self._choice.contexts
         finally:
             sizes_only.close()
-        self.mapped = mapped or MappedWeights(header, lambda: self.offloading, stop, mapping)
 
     @cached_property
     def needs(self) -> ModelNeeds:

@@ -31,6 +31,7 @@ from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.measuring import MeasuredGguf
 from edgespec_runtimes.gguf.model import GgufModel, Opening
 from edgespec_runtimes.gguf.options import GgufOptions
+from edgespec_runtimes.gguf.weights.mapped_weights import MappedWeights
 from edgespec_runtimes.gguf.weights.nested import NestedWeights, nested_sizes
 from edgespec_runtimes.gguf.weights.packing import placement_as_stored
 from edgespec_runtimes.gguf.weights.paged import PagedWeights, load_paged
@@ -55,14 +56,9 @@ class PreparedGguf(PreparedModel):
         self._options = GgufOptions.of(request.options)
         self._header = header
         self._stop = AbortFlag()
-        self._measure = partial(
-            MeasuredGguf,
-            header=header,
-            stop=self._stop,
-            mapping=partial(self._phase, "mapping"),
-            lender=lender,
-            mtp=mtp,
-        )
+        timed = partial(self._phase, "mapping")
+        mapped = MappedWeights(header, lambda: self._measured.offloading, self._stop, timed)
+        self._measure = partial(MeasuredGguf, header=header, mapped=mapped, lender=lender, mtp=mtp)
         self._measured = self._measure(request)
 
     @property
@@ -78,9 +74,9 @@ class PreparedGguf(PreparedModel):
 
     def share_cells(self, n_cells: int) -> None:
         self._request = replace(self._request, n_cells=n_cells)
-        before = self._measured
-        self._measured = self._measure(self._request, mapped=before.mapped)
-        self._measured.feature_layers = before.feature_layers
+        layers = self._measured.feature_layers
+        self._measured = self._measure(self._request)
+        self._measured.feature_layers = layers
 
     def offer_features(self, layers: Sequence[int], n_values: int) -> None:
         self._measured.offer_features(layers, n_values)
