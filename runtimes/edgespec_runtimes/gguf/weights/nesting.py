@@ -29,8 +29,9 @@ _FOUR = np.uint64(4)
 _Q8_0 = np.dtype([("scale", "<u2"), ("codes", "V32")])
 _BITS = [np.uint64(n) for n in range(8)]
 """Numbers of bits to shift by."""
-_MASKS = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.uint64(0), ~np.uint64(0))
-"""For each byte of bits, ones where they are 0."""
+_PAIRS_OF_BITS = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.uint64(0), ~np.uint64(0))
+_MASKS = np.repeat(_PAIRS_OF_BITS, 2, 1).reshape(256, 4, 4).swapaxes(0, 1).copy()
+"""For each pair of bits in a byte, and each byte, 16 bytes of ones for each of them that is 0."""
 _HALF = 7.5
 """Mean of the lower 4 bits."""
 _MOST = 8.0
@@ -271,8 +272,9 @@ def _rows_of_three_bits(units: np.ndarray) -> Iterator[np.ndarray]:
 
 def _masks(floors: np.ndarray, bit: int) -> Iterator[np.ndarray]:
     """For each of 8 rows, lanes with `bit` where codes were rounded, not rounded down."""
-    masks = _MASKS[floors].reshape(-1, 8, 2) & _bytes(bit)
-    return (np.repeat(masks[:, row], 2) for row in range(8))
+    masks = _MASKS & _bytes(bit)
+    for row in range(8):
+        yield masks[row % 4].take(floors[:, row // 4], 0).reshape(-1)
 
 
 def _lanes(units: np.ndarray, begin: int) -> np.ndarray:
