@@ -11,6 +11,7 @@ from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
 from edgespec.cli.flags.checked_values import check_output
 from edgespec.errors import UsageError
+from edgespec.files import cache_folder
 from edgespec.models import catalogue
 from edgespec.reports import Report, Row
 from edgespec.settings.config import LoadSettings
@@ -93,8 +94,10 @@ def enlarged_line(written: EnlargeReport) -> str:
 
 def own_draft_lines(made: OwnDraft, target: Path, out: Path) -> list[str]:
     """Lines about a draft made from its target, with what was measured."""
+    lower = cache_folder.lower_parts(out)
     return [
         f"{out}: {target.name} in {made.kind}, {format_size(made.size_bytes)}",
+        *([f"{lower}: the lower bits, to be kept beside it"] * lower.exists()),
         f"{made.tokens_per_pass:.2f} tokens per pass, {made.tokens_per_s:.2f} tokens/s under "
         f"{format_size(made.budget_bytes)}; {made.alone_tokens_per_s:.2f} without a draft",
         f"{made.missing_share:.1%} of the texts' tokens are not among those that it can guess",
