@@ -220,7 +220,7 @@ MOST_LINES = {
     "completions": 4304,
     "concurrency": 558,
     "diagnosis": 480,
-    "engine": 4283,
+    "engine": 4280,
     "grammar": 870,
     "hub": 671,
     "jobs": 425,
