@@ -25,13 +25,13 @@ from edgespec_runtimes.gguf.weights.nesting import NESTINGS, UNIT, Nesting, as_s
 from edgespec_runtimes.gguf.weights.segments import SMALL_BYTES, WeightGroup, extent_of
 
 SOURCE, LOWER = "edgespec.draft.nested_in", "edgespec.draft.lower_parts"
-"""Metadata of a draft: digests of the file whose upper parts it has, and of the lower parts."""
+"""Metadata of a draft: digests of the file whose upper parts it has, and of the lower parts. Their
+names change with the format."""
+MAKE_AGAIN = f"make it again with {setting.draft('self')}, or `edgespec models draft`"
 ALIGNMENT = BLOCK_BYTES
 """Alignment of lower parts in their file."""
 _ALIKE = BLOCK_BYTES // 2
 """Units whose lower parts end at a block, as long as those of one are an even number of bytes."""
-
-
 _LEAST_LOWER_SHARE = 0.25
 """Least share of the weights that passes still read: a draft of nearly all of them saves little."""
 
@@ -79,14 +79,15 @@ def _sizes(header: GgufFile, kind: str) -> NestedSizes:
 def check_intact(draft: GgufFile, target: GgufFile) -> None:
     """Raise ModelError unless draft and lower parts are those that were made of the target."""
     lower = lower_parts(draft.path)
-    again = f"make it again with {setting.draft('self')}, or `edgespec models draft`"
     for files, key, what in (((lower,), LOWER, lower), (target.paths, SOURCE, target.path)):
         try:
             found = sampled_digest(files, with_times=False)
         except OSError as error:
-            raise ModelError(f"{what} cannot be read ({error.strerror}): {again}") from error
+            raise ModelError(f"{what} cannot be read ({error.strerror}): {MAKE_AGAIN}") from error
         if found != draft.text(key):
-            raise ModelError(f"{what} is not the file that {draft.path} was made with: {again}")
+            raise ModelError(
+                f"{what} is not the file that {draft.path} was made with: {MAKE_AGAIN}"
+            )
 
 
 @dataclass(slots=True)
@@ -138,6 +139,8 @@ class NestedWeights:
             ways = NESTINGS.get(entry.type.name, ())
             nesting = next((way for way in ways if way.upper == upper.type), None)
             if nesting and low:
+                if low.nbytes != entry.nbytes // nesting.file_bytes * nesting.lower_bytes:
+                    raise ModelError(f"{lower.path} has another format: {MAKE_AGAIN}")
                 self._matrices[entry.name] = _Matrix(nesting, low.offset)
             elif upper.type == entry.type:
                 row_bytes = entry.type.nbytes(entry.shape[0])
