@@ -216,7 +216,7 @@ MOST_LINES = {
     "batch": 525,
     "bench": 1374,
     "chat": 1912,
-    "cli": 4696,
+    "cli": 4723,
     "completions": 4304,
     "concurrency": 558,
     "diagnosis": 480,

@@ -59,6 +59,18 @@ def test_a_damaged_model_in_the_cache_does_not_end_the_list(capsys, cache_folder
     assert "not a GGUF file" in err
 
 
+def test_rm_deletes_a_cached_model_with_its_lower_bits_and_nothing_else(
+    capsys, cache_folder: Path
+) -> None:
+    cache_folder.mkdir(parents=True, exist_ok=True)
+    for name in "mine.gguf", "mine.lower", "other.gguf":
+        (cache_folder / name).write_bytes(b"GGUF")
+    assert models(capsys, "rm", "mine")["size_bytes"] == 8
+    assert [path.name for path in cache_folder.iterdir()] == ["other.gguf"]
+    for name in "mine", "edgespec-target", "../other":
+        assert command_line.main(["models", "rm", name]) == 2
+
+
 def test_show_tells_the_shape(capsys) -> None:
     shown = models(capsys, "show", "target")
     assert shown["parameters"] == manifest().target.parameters

@@ -24,6 +24,7 @@ COMMANDS = {
     "show": ("describing", "describe a model"),
     "path": ("describing", "print the path of a model"),
     "pull": ("keeping", "download a model"),
+    "rm": ("keeping", "delete a model of the cache"),
     "enlarge": ("making", "write a larger model that generates the same text"),
     "draft": ("making", "make a draft from the target itself"),
 }

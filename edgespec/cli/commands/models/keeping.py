@@ -1,14 +1,16 @@
-"""`edgespec models pull`: downloads into the cache folders."""
+"""`edgespec models pull` and `rm`: downloads into the cache folders, and what they free."""
 
 from __future__ import annotations
 
 import argparse
+import shutil
 
 from edgespec.cli import fetching
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
-from edgespec.errors import UsageError
-from edgespec.models import packaged
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.files.named_errors import named
+from edgespec.models import catalogue, packaged
 from edgespec.reports import Report, Row
 
 _PULL = """\
@@ -26,6 +28,11 @@ examples:
   edgespec models pull ggml-org/gemma-3-1b-it-GGUF
   edgespec models pull ggml-org/gemma-3-1b-it-GGUF:Q8_0
   edgespec generate -hf ggml-org/gemma-3-1b-it-GGUF -p 'Once upon a time'"""
+
+
+_RM = """\
+Delete a model of edgespec's cache: one that was downloaded by name, enlarged, or made as a draft,
+with the lower bits that belong to it. Models of Hugging Face are in a cache of its own."""
 
 
 def add_pull(parser: argparse.ArgumentParser) -> None:
@@ -56,4 +63,24 @@ def run_pull(args: argparse.Namespace, console: Console) -> None:
         if "json" not in args:
             for note in fetched.notes:
                 console.note(note)
+    console.result(args, report)
+
+
+def add_rm(parser: argparse.ArgumentParser) -> None:
+    parser.description = _RM
+    parser.add_argument("name", metavar="NAME")
+    groups.add_plain_output(parser)
+
+
+def run_rm(args: argparse.Namespace, console: Console) -> None:
+    here = {model.name: model for model in catalogue.cached()}
+    if (model := here.get(args.name)) is None:
+        names = ", ".join(here) or "nothing"
+        raise UsageError(f"there is no {args.name!r} in the cache, which has {names}")
+    report = Report(Row("path", model.path, str), Row("size_bytes", model.size_bytes))
+    with named(f"{model.path} cannot be deleted", EdgespecError):
+        for file in model.files:
+            file.unlink(missing_ok=True)
+        if model.path.is_dir():
+            shutil.rmtree(model.path)
     console.result(args, report)
