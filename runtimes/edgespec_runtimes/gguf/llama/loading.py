@@ -80,6 +80,13 @@ class Model:
         self.n_embd: int = lib.llama_model_n_embd(handle)
         self.n_window: int = lib.llama_model_n_swa(handle)
         """Size of the sliding attention window in tokens; 0 if there is none."""
+        self.is_hybrid = bool(lib.llama_model_is_hybrid(handle)) and not mtp
+        """True if some layers are recurrent and others have attention."""
+        is_recurrent = bool(lib.llama_model_is_recurrent(handle))
+        self.has_attention = self.is_hybrid or not is_recurrent
+        """True if some layers have keys and values."""
+        self.tree_capable = mtp or not (is_recurrent or self.is_hybrid)
+        """True if single tokens can be dropped from the model's state."""
         self.lender: Any = None
         """A context of the target whose matrices this model uses, if it is a head."""
         self._texts: Model | None = None
@@ -88,21 +95,6 @@ class Model:
     def take_texts(self, other: Model) -> None:
         """Use the vocabulary of `other`, a model of the same file, and close it with this one."""
         self._texts, self.vocab = other, other.vocab
-
-    @property
-    def tree_capable(self) -> bool:
-        """True if single tokens can be dropped from the model's state."""
-        return self.mtp or not (lib.llama_model_is_recurrent(self.handle) or self.is_hybrid)
-
-    @property
-    def is_hybrid(self) -> bool:
-        """True if some layers are recurrent and others have attention."""
-        return bool(lib.llama_model_is_hybrid(self.handle)) and not self.mtp
-
-    @property
-    def has_attention(self) -> bool:
-        """True if some layers have keys and values."""
-        return self.is_hybrid or not lib.llama_model_is_recurrent(self.handle)
 
     @property
     def autoregressive(self) -> bool:
