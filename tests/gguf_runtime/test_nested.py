@@ -179,7 +179,8 @@ def test_the_draft_takes_the_prompt_over_from_its_target(
     assert taken.tokens == read.tokens
     at = n_read.index(-1)
     assert sum(n_read[:at]) < 64 < sum(n_read[at:])
-    assert taken.speculation.accepted >= 0.8 * read.speculation.accepted
+    right, usual = (r.speculation.accepted / r.speculation.verified for r in results)
+    assert right >= 0.8 * usual  # how many are verified depends on the machine's speed
 
 
 @pytest.mark.slow
