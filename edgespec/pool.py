@@ -6,7 +6,6 @@ It knows tokens, parents and confidences; it knows no model, no KV cache and no 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,16 +26,6 @@ _ARRAYS = {
     "probability": np.float64,
     "key": np.int64,
 }
-
-
-class Draws(NamedTuple):
-    """Guesses that were drawn at random, and the distribution that they were drawn from."""
-
-    tokens: NDArray[np.int64]
-    """Tokens that could be drawn, ascending."""
-    probabilities: NDArray[np.float64]
-    guesses: tuple[int, ...]
-    """In the order drawn; one that was drawn twice is one node."""
 
 
 class Pool:
@@ -72,8 +61,6 @@ class Pool:
         self.source: list[str] = []
         self.root: dict[int, int] = {}
         """Root of each text by the number of its slot."""
-        self.draws: dict[int, Draws] = {}
-        """Draws of the children of nodes; empty where the most probable ones were taken."""
         self.n = 0
         self.next_key = 0
         self._children: dict[tuple[int, int], int] = {}
@@ -234,9 +221,6 @@ class Pool:
         parents[parents >= 0] = place[parents[parents >= 0]]
         self.source = [self.source[node] for node in kept.tolist()]
         self.root = {text: int(place[node]) for text, node in self.root.items()}
-        self.draws = {
-            int(place[node]): draws for node, draws in self.draws.items() if place[node] >= 0
-        }
         self.n = len(kept)
         below = enumerate(zip(parents.tolist(), self.token[: self.n].tolist(), strict=True))
         self._children = {where: node for node, where in below if where[0] >= 0}

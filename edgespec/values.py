@@ -354,10 +354,6 @@ class SpeculationStats:
     draft_s: float = 0.0
     """Seconds of drafting that were not overlapped with passes."""
     round_costs: tuple[RoundStats, ...] = ()
-    acceptance: str = "exact-replay"
-    """Name of the acceptance rule."""
-    keeps: str = "draws"
-    """Guarantee of the acceptance rule: the target's draws, its distribution, or neither."""
     sources: tuple[SourceStats, ...] = ()
     """Counts by source of guesses, the one with most nodes first."""
 

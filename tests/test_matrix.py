@@ -22,7 +22,6 @@ pytest.importorskip("llama_cpp", reason="the GGUF runtime is not installed")
 from edgespec.grammar.specification import GRAMMAR_BYTES, library_bytes
 from edgespec.models import catalogue
 from edgespec.models.embedded import embedded_pair
-from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES
 from embedding_files import write_decoder, write_encoder
 from gguf_files import U32, borrowing, predictable_pair, repeating_pair, tiny_eagle3, tiny_llama
 from zoo_files import write_model
@@ -59,15 +58,11 @@ class MatrixCell:
     share: float
     """Place of the budget between the smallest (0) and that of a resident model (1)."""
     guesses: str = "none"
-    """`lookup`, `draft`, `head`, a draft of the `other runtime`, or an acceptance rule."""
+    """`lookup`, `draft`, `head`, or a draft of the `other runtime`."""
     samplings: tuple[str, ...] = ("greedy", "chat")
     prompts: str = "short"
     extra: str = "nothing"
     """`grammar`, `logprobs`, `prefixes` stored, or `changes` of the budget in a text."""
-
-    @property
-    def keeps_text(self) -> bool:
-        return self.guesses not in ACCEPTANCE_RULES
 
 
 class Matrix:
@@ -139,8 +134,6 @@ class Matrix:
         elif cell.guesses != "none":
             draft = files.get(cell.guesses, files.get("draft"))
             load["draft"] = str(draft)
-            if not cell.keeps_text:
-                rules["acceptance"] = cell.guesses
         return load, rules
 
     def _write(self, model: str) -> dict[str, Path]:
@@ -205,10 +198,8 @@ REQUESTS = [
     MatrixCell("gguf", 0.0, "draft", ("chat",), "chat", "changes"),
     MatrixCell("gguf", 0.0, "draft", ("nucleus",), "long", "prefixes"),
     MatrixCell("gguf", 0.0, "draft", ("penalties",), "several", "grammar"),
-    MatrixCell("gguf", 0.0, "rejection", ("all tokens",)),
     MatrixCell("large", 0.0, "draft", ("all tokens",), extra="logprobs"),
     MatrixCell("large", 0.7, "lookup", ("all tokens",), extra="changes"),
-    MatrixCell("large", 0.0, "rejection", ("nucleus",), "chat"),
     MatrixCell(ENCODER, 0.0, prompts="several"),
     MatrixCell(DECODER, 0.0, prompts="long"),
 ]
@@ -235,7 +226,7 @@ def test_the_text_is_the_one_without_guesses_in_memory(
 def test_requests_of_any_kind_keep_the_smallest_budget(matrix: Matrix, cell: MatrixCell) -> None:
     said = matrix.said(cell)
     assert said["ratio"] <= 1
-    if cell.keeps_text and cell.guesses != "none":
+    if cell.guesses != "none":
         plain = "nothing" if cell.extra != "grammar" else "grammar"
         alone = matrix.said(replace(cell, share=1.0, guesses="none", extra=plain))
         assert said["digests"] == alone["digests"]

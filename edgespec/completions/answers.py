@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec import extras
-from edgespec.settings.rule_names import Keeps
 from edgespec.values import FinishReason, GenerationResult, ModelInfo, TokenEvent
 
 Answer = dict[str, Any]
@@ -75,11 +74,8 @@ def timings(result: GenerationResult) -> Answer:
 
 
 def marks(result: GenerationResult) -> Answer:
-    """Additional fields about timings, a lossy acceptance rule and dropped context."""
-    stats = result.speculation
+    """Additional fields about timings and dropped context."""
     found: Answer = {"timings": timings(result)}
-    if stats.keeps != Keeps.DRAWS:
-        found["acceptance"] = {"rule": stats.acceptance, "keeps": stats.keeps}
     if result.dropped_tokens:
         found["context_shift"] = {"dropped_tokens": result.dropped_tokens}
     return found

@@ -5,78 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgespec.engine.outcome import Tally
-from edgespec.engine.settings import EngineSettings
-from edgespec.engine.sources.source import Source
 from edgespec.engine.text import Text
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.ports import LanguageModel
 from edgespec.ports.text_request import TextRequest
-from edgespec.rules.acceptance_rules import AcceptanceRule
 from edgespec.rules.sampling import Sampler
-from edgespec.settings.rule_names import Keeps
 from edgespec.values import FinishReason
-
-
-def notes_on(
-    reason: str | None, acceptance: AcceptanceRule, guesses: bool, n_slots: int = 1
-) -> tuple[str, ...]:
-    """Notes for every result: the `reason` not to draft, and an acceptance rule that changes the
-    text or that uses only one of `n_slots`."""
-    notes = [reason] if reason else []
-    if guesses and acceptance.keeps is not Keeps.DRAWS:
-        notes.append(
-            f"with the acceptance rule {acceptance.name} {_CHANGES[acceptance.keeps]}: leave it "
-            "out for the target's own text"
-        )
-    if guesses and n_slots > 1 and acceptance.growth is not None:
-        notes.append(
-            f"with the acceptance rule {acceptance.name} texts are generated one after the other, "
-            f"though there is memory for {n_slots} at once: leave out the one or the other"
-        )
-    return tuple(notes)
-
-
-_CHANGES = {
-    Keeps.DISTRIBUTION: "a seed gives another text than without a draft, of the same distribution",
-    Keeps.NEITHER: "the draft changes the text and its distribution",
-}
-
-
-def check_sources(
-    settings: EngineSettings, draft: LanguageModel | None, others: Sequence[Source]
-) -> None:
-    """Raise UsageError if the acceptance rule needs a draft model's distribution and a source has
-    none."""
-    if not settings.draws_guesses:
-        return
-    rule = f"the acceptance rule {settings.acceptance}"
-    if others:
-        raise UsageError(
-            f"{rule} compares probabilities, which guesses of other sources than the draft model "
-            "do not have: leave out the rule or the sources"
-        )
-    if draft is not None and draft.info.reads_features:
-        raise UsageError(
-            f"{rule} draws guesses from a whole draft model, and {draft.info.name} is a head: "
-            "leave out the rule, or name another draft"
-        )
-    if draft is None:
-        raise UsageError(f"{rule} draws guesses from a draft model, and there is none: name one")
-
-
-def check_rule(rule: AcceptanceRule, terms: TextRequest) -> None:
-    """Raise UsageError for a request that the rule cannot serve."""
-    if terms.constraint is not None and rule.growth is not None:
-        raise UsageError(
-            f"the acceptance rule {rule.name} cannot follow a grammar, which the draft's "
-            "distribution does not know: leave out the rule or the grammar"
-        )
-    if terms.n_logprobs is not None and rule.keeps is Keeps.NEITHER:
-        raise UsageError(
-            f"the acceptance rule {rule.name} takes tokens that the target would not have drawn, "
-            "so log probabilities would not be the text's: leave out the rule or logprobs"
-        )
 
 
 def obstacle(target: LanguageModel, draft: LanguageModel | None) -> str | None:
@@ -103,16 +38,11 @@ def obstacle(target: LanguageModel, draft: LanguageModel | None) -> str | None:
 def admit(
     target: LanguageModel,
     terms: TextRequest,
-    rule: AcceptanceRule | None = None,
     n_keep: int | None = None,
 ) -> Text:
-    """Validate a request and prepare it to run on `target`.
-
-    `rule` is the acceptance rule, None without guesses; a text with `n_keep` goes on when the
-    context is full. Raises UsageError if the target or the rule cannot serve the request.
+    """Validate a request and prepare it to run on `target`; with `n_keep` it goes on when the
+    context is full. Raises UsageError if the target cannot serve the request.
     """
-    if rule is not None:
-        check_rule(rule, terms)
     prompt, max_tokens = terms.prompt_tokens, terms.max_tokens
     check_prompt(prompt, target)
     terms.sampling.check_vocabulary(target.info.n_vocab)
@@ -124,7 +54,7 @@ def admit(
     limit_reason: FinishReason = "length" if is_own else "context"
     transcript = Transcript(target.vocabulary, terms.stop, limit, limit_reason, terms.shown)
     sampler = Sampler(terms.sampling, prompt, terms.constraint, terms.n_logprobs)
-    tally = Tally() if rule is None else Tally(acceptance=rule.name, keeps=rule.keeps)
+    tally = Tally()
     for note in terms.notes:
         tally.note(note)
     return Text(terms, sampler, transcript, tally, n_keep)

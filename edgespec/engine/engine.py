@@ -23,7 +23,7 @@ import numpy as np
 from edgespec.concurrency.owning import Users, close_all
 from edgespec.concurrency.worker import Running, Worker, result_of
 from edgespec.engine import prompt_reading
-from edgespec.engine.admission import admit, check_sources, notes_on, obstacle
+from edgespec.engine.admission import admit, obstacle
 from edgespec.engine.ledger import surest
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.scheduler import Scheduler
@@ -38,9 +38,7 @@ from edgespec.errors import Cancelled, SessionClosed
 from edgespec.pool import Pool
 from edgespec.ports import LanguageModel, PassPart
 from edgespec.ports.text_request import TextRequest
-from edgespec.rules.pacer import PACERS, Guess, most_probable
-from edgespec.rules.sampling import Sampler, SamplingParams
-from edgespec.settings.rule_names import Keeps
+from edgespec.rules.pacer import PACERS, most_probable
 from edgespec.state.prefix_cache import SlotPrefixes
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import RoundStats, SourceStats
@@ -82,12 +80,11 @@ class Engine(Scheduler):
         says where the texts of a slot are stored.
         """
         settings = settings or EngineSettings()
-        check_sources(settings, draft, sources)
         reason = obstacle(target, draft)
         if not reason and draft is not None and draft.info.reads_features:
             target.give_features(draft.info.feature_layers, draft.take_features)
         self.target, self.trace, self.settings = target, trace, settings
-        self.acceptance, self.pacer = settings.acceptance_rule, PACERS[settings.pacer]
+        self.pacer = PACERS[settings.pacer]
         self.limits, self.width = settings.limits_for(target.info), settings.width(target.info)
         self.sources = line_up(target, None if reason else draft, sources, settings)
         self.mixer, self.pool, self.worker = Mixer(), Pool(), Worker()
@@ -95,11 +92,11 @@ class Engine(Scheduler):
         store = state_store if self.sources else None
         self.ledger = KeptLedger(target, draft_info, self.mixer, settings, store)
         self.pass_ = RoundOutcome()
-        n_slots = min(settings.n_texts(target.info), self.limits.max_nodes)
+        n_slots = min(target.info.n_slots, self.limits.max_nodes)
         self.capacity = CAPACITY * self.limits.max_nodes
         places = (prefixes(n) if prefixes is not None else None for n in range(n_slots))
         slots = [Slot(target, n, self.sources, self.pool, place) for n, place in enumerate(places)]
-        self._notes = notes_on(reason, self.acceptance, bool(self.sources), target.info.n_slots)
+        self._obstacle = reason
         super().__init__(
             slots,
             clock,
@@ -112,11 +109,10 @@ class Engine(Scheduler):
     def admit(self, terms: TextRequest) -> Text:
         """Prepare a request, whose tokens a `Generation` asks for. Raises UsageError if the target
         cannot serve it."""
-        rule = self.acceptance if self.sources else None
         with self._users.use():
-            text = admit(self.target, terms, rule, self.settings.n_keep)
-        for note in self._notes:
-            text.tally.note(note)
+            text = admit(self.target, terms, self.settings.n_keep)
+        if self._obstacle:
+            text.tally.note(self._obstacle)
         with self._lock:
             self._open.add(text)
         return text
@@ -150,7 +146,7 @@ class Engine(Scheduler):
         if not parts:
             return
         n_rows, verify_s = sum(len(part.reads) + len(part.nodes) for part in parts), self.clock()
-        if growing and not self.pool.draws and self.ledger.hides(n_rows):
+        if growing and self.ledger.hides(n_rows):
             evaluate = partial(self.target.evaluate, parts)
             with self.worker.running(evaluate, self.target.cancel) as running:
                 self.grow(growing, running)
@@ -316,15 +312,12 @@ class Engine(Scheduler):
         pool, opinions = self.pool, self._opinions(node, text)
         if not opinions:
             return
-        new: Sequence[Guess] | None = text.sources[0].drawn(pool, node, text)
-        if new is None:
-            guesses = self.mixer.mix(opinions)
-            for guess in guesses:
-                child = pool.child(node, guess.token)
-                if child is not None and guess.confidence != pool.confidence[child]:
-                    pool.revise(child, guess.confidence)
-            new = self.pacer.children(pool, node, guesses[: self.width])
-        for guess in new:
+        guesses = self.mixer.mix(opinions)
+        for guess in guesses:
+            child = pool.child(node, guess.token)
+            if child is not None and guess.confidence != pool.confidence[child]:
+                pool.revise(child, guess.confidence)
+        for guess in self.pacer.children(pool, node, guesses[: self.width]):
             if pool.child(node, guess.token) is None:
                 child = pool.add(node, *guess)
                 text.n_drafted += 1
@@ -346,7 +339,7 @@ class Engine(Scheduler):
         cumulative = pool.cumulative[[node for node, _ in found]]
         pass_.expected = float(cumulative.sum()) - len(limits)
         is_ruled = self.ledger.stop_rule is not None and self.ledger.drafts
-        if not is_ruled and not pool.draws:  # drawn guesses are all verified
+        if not is_ruled:
             is_tree = self.target.info.tree_capable
             rows = None if is_tree else np.array([n_rows for _, n_rows in found])
             n_nodes, pass_.expected = self.ledger.best(cumulative, pass_.growing_s, rows)
@@ -361,7 +354,7 @@ class Engine(Scheduler):
     def _accept(self, text: Text, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Accept guesses, commit them, and re-root the tree at the target's own token."""
         pool, n_before, verified_s = self.pool, len(text.events), self.clock()
-        path = text.accept(self.acceptance, pool, nodes, logits)
+        path = text.accept(pool, nodes, logits)
         tokens = [event.token for event in text.events[n_before:]]
         accepted_s = self.clock()
         for source in text.sources:
@@ -478,8 +471,6 @@ class Engine(Scheduler):
 
     def begin(self, text: Text) -> None:
         """Begin a text in its slot."""
-        is_draw = self.acceptance.keeps is Keeps.DRAWS
-        text.foresight = text.sampler if is_draw else Sampler(SamplingParams())
         text.paging_before = self.target.paging()
         for source in self.sources:
             if source.serves(text):

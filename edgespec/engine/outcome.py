@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edgespec.settings.rule_names import AcceptanceName, Keeps
 from edgespec.values import (
     PassReport,
     RoundStats,
@@ -73,9 +72,6 @@ class Tally:
     """Verified and accepted guesses of each round and source."""
     notes: dict[str, str] = field(default_factory=dict)
     """Notes for the user by subject."""
-    acceptance: str = AcceptanceName.EXACT_REPLAY
-    keeps: str = Keeps.DRAWS
-    """Acceptance rule and its guarantee: the target's draws, its distribution, or neither."""
     first_token_s: float | None = None
     """Seconds until the first token, if the pass over the end of the prompt gave it."""
 
@@ -103,8 +99,6 @@ class Tally:
             accepted_lengths=tuple(each.accepted for each in rounds),
             draft_s=sum(each.draft_s for each in rounds),
             round_costs=tuple(rounds),
-            acceptance=str(self.acceptance),
-            keeps=str(self.keeps),
             sources=total_sources([self.sources]),
         )
 

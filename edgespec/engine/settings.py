@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
 
-from edgespec.errors import UsageError
-from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES, AcceptanceRule
 from edgespec.rules.pacer import Limits
 from edgespec.settings.config import (
     USUAL_DRAFT_MAX,
@@ -49,11 +47,6 @@ class EngineSettings(Speculation, ContextEnd):
 
     @model_validator(mode="after")
     def _settle(self) -> Self:
-        if self.lookup and self.draws_guesses:
-            raise UsageError(
-                f"the acceptance rule {self.acceptance} compares probabilities, and guesses looked "
-                "up in the text have none: leave out lookup"
-            )
         if self.draft_max != USUAL_DRAFT_MAX:
             object.__setattr__(self, "pins_draft_max", True)
         return self
@@ -75,26 +68,6 @@ class EngineSettings(Speculation, ContextEnd):
         fields = type(self).model_fields.items()
         changed = (name for name, field in fields if getattr(self, name) != field.default)
         return [name for name in changed if name not in others]
-
-    @property
-    def acceptance_rule(self) -> AcceptanceRule:
-        """The acceptance rule by name."""
-        return ACCEPTANCE_RULES[self.acceptance]
-
-    @property
-    def draws_guesses(self) -> bool:
-        """True if the acceptance rule needs guesses drawn from the draft's own distribution."""
-        return self.acceptance_rule.growth is not None
-
-    def n_texts(self, info: ModelInfo) -> int:
-        """Number of texts that this target writes at a time: one with drawn guesses."""
-        return 1 if self.draws_guesses else info.n_slots
-
-    @property
-    def may_overlap(self) -> bool:
-        """True if drafting during a pass is allowed. It is not with drawn guesses, which must all
-        be verified."""
-        return not self.no_overlap and not self.draws_guesses
 
     def width(self, info: ModelInfo) -> int:
         """Most children of a node: one, for a line, where a target verifies no more."""

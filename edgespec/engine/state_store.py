@@ -79,7 +79,7 @@ class KeptLedger(Ledger):
             Prices(info.used_share, draft_share, info.latency_s),
             stop_rule=None if rule is None else rule(),
             may_step_aside=settings.step_aside,
-            may_overlap=settings.may_overlap,
+            may_overlap=not settings.no_overlap,
             timed_rows=TIMED_ROWS if times_passes else (),
         )
         self._mixer, self._state_store = mixer, state_store

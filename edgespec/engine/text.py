@@ -21,7 +21,6 @@ from edgespec.errors import Cancelled
 from edgespec.pool import Pool, line
 from edgespec.ports import PassPart, Progress
 from edgespec.ports.text_request import TextRequest
-from edgespec.rules.acceptance_rules import AcceptanceRule
 from edgespec.rules.pacer import Limits
 from edgespec.rules.sampling import Sampler
 from edgespec.values import GenerationResult, PagingStats, PromptProgress, TokenEvent
@@ -71,9 +70,6 @@ class Text:
     # Within the engine's thread
 
     slot: Slot = field(init=False)
-    foresight: Sampler = field(init=False)
-    """Sampler by which sources guess: the text's own, unless the acceptance rule takes probable
-    guesses instead of those that the target draws."""
     paging_before: PagingStats = field(default_factory=PagingStats)
     has_begun: bool = False
     """True once its prompt is being read, or what remains after a context shift."""
@@ -296,10 +292,11 @@ class Text:
         n_passes = min(-(-n_tokens // info.prompt_batch), max(1, n_tiles))
         return n_tokens // n_passes
 
-    def accept(
-        self, rule: AcceptanceRule, pool: Pool, nodes: Sequence[int], logits: np.ndarray
-    ) -> list[int]:
-        """Walk down from the root until the text ends or no verified guess is accepted.
+    def accept(self, pool: Pool, nodes: Sequence[int], logits: np.ndarray) -> list[int]:
+        """Walk down from the root until the text ends or the target draws no verified guess.
+
+        The sampler draws from the target's logits as without guesses, with the same recent tokens
+        and noise, so the tree cannot change the text (exact replay).
 
         Returns the path, nodes of which each is the parent of the next; after each of them an event
         is added: accepted guesses, and the target's own token at the end. `logits` are the target's
@@ -314,8 +311,7 @@ class Text:
         node: int | None = pool.root[self.slot.number]
         while node is not None and node in after and not transcript.is_finished:
             try:
-                token = rule.pick(pool, node, after, sampler)
-                sampler.accept(token, after[node])
+                token = sampler.pick(after[node])
             except Exception as error:
                 if not path:
                     raise

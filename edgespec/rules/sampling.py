@@ -34,13 +34,12 @@ MAX_COMPARED = 8192
 """Most tokens that are all compared in a draw."""
 N_FAVOURITES = 64
 """Number of most probable tokens that are compared first, so that few others can win a draw."""
-_COIN = np.zeros(1, np.int64)
 
 
 class Sampler:
     """The sampler of one generation.
 
-    `distribution`, `draw`, `foresee` and `uniform` do not change the text; `accept` appends a
+    `draw` and `foresee` do not change the text; `accept` appends a
     token. The n-th token of a text is drawn with the n-th noise of its seed, however it was made.
     """
 
@@ -57,17 +56,11 @@ class Sampler:
         without `n_logprobs`."""
         self.n_accepted = 0
         """Number of tokens of the text, the prompt's not counted."""
-        self._n_coins = 0
         self._constraint = constraint
         self._n_logprobs = n_logprobs
         self._noise = Noise(params.seed)
         window = None if params.repeat_last_n < 0 else params.repeat_last_n
         self._recent = deque(prompt, maxlen=window)
-
-    def distribution(self, logits: Logits) -> tuple[Tokens, Probabilities]:
-        """Tokens that may come next, ascending, and their probabilities. `logits` is [n_vocab]."""
-        best_logit(logits)  # damaged logits are an error, even of forbidden tokens
-        return distribution(self._allowed(logits), self.params, self._recent)
 
     def draw(self, logits: Logits) -> int:
         """The next token, drawn from `distribution`. `logits` is [n_vocab]."""
@@ -155,11 +148,6 @@ class Sampler:
             allowed = self._allowed(none, ahead, these, is_foreseen=True).tolist()
             favours = [one + bias for one, bias in zip(favours, allowed, strict=True)]
         return favours
-
-    def uniform(self) -> float:
-        """The seed's next uniform draw from [0, 1), independent of the noise of `draw`."""
-        self._n_coins += 1  # noise of places before the text
-        return math.exp(-math.exp(-float(self._noise.gumbel(-self._n_coins, _COIN)[0])))
 
     def forget_constraint(self) -> None:
         """Release the constraint, when the text has ended."""

@@ -98,7 +98,7 @@ class LoadedModels(Closeable):
     def settled(self, settings: EngineSettings) -> EngineSettings:
         """The engine's settings, with guesses from the text where they are left open and planned
         for."""
-        is_open = settings.lookup is None and not settings.draws_guesses
+        is_open = settings.lookup is None
         return settings.but(lookup=True) if is_open and self.plan.looks_up else settings
 
     def close(self) -> None:
@@ -217,10 +217,9 @@ class _Opening(Closeable):
         if settings.draft is None:
             target, disk = models.target, lambda: models.disk_bytes_per_s
             notes += strategy.hint(plan, target.trimmed_bytes, disk, target.nested_sizes)
-        reason = f"the acceptance rule {rules.acceptance}" if rules.draws_guesses else None
         for note in (
             process.note_on_plan(plan.planned_bytes),
-            pairing.note_on_texts(settings, models.prepared, models.n_parallel, reason),
+            pairing.note_on_texts(settings, models.prepared, models.n_parallel),
         ):
             notes += [note] if note else []
         guesses = settings.draft is not None or rules.lookup is not None or plan.looks_up

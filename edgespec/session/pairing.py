@@ -33,16 +33,16 @@ def check_head(settings: LoadSettings, target: PreparedModel, head: PreparedMode
 
 
 def note_on_texts(
-    settings: LoadSettings, models: Sequence[PreparedModel], n_parallel: int, rule: str | None
+    settings: LoadSettings, models: Sequence[PreparedModel], n_parallel: int
 ) -> str | None:
-    """A note if fewer texts are generated at once than were asked for, because of the acceptance
-    `rule`, if that is one, the head or the target."""
+    """A note if fewer texts are generated at once than were asked for, because of the head or
+    the target."""
     wanted = settings.n_parallel
     if wanted == "auto" or wanted <= n_parallel:
         return None
     is_head = models[-1].info.reads_features
     model = f"the head {models[-1].info.name}" if is_head else models[0].info.name
-    return f"{rule or model} serves one text at a time: {setting.n_parallel(wanted)} waits in line"
+    return f"{model} serves one text at a time: {setting.n_parallel(wanted)} waits in line"
 
 
 def check_pair(target: PreparedModel, draft: PreparedModel) -> None:

@@ -29,7 +29,6 @@ from edgespec.session.pairing import check_head, check_pair
 from edgespec.session.strategy import Speed
 from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, LoadSettings
 from edgespec.settings.options import Role, refuse_unused
-from edgespec.settings.rule_names import AcceptanceName
 from edgespec.tracing.spans import Trace, Track
 
 SAMPLE_S = 0.1
@@ -40,11 +39,10 @@ DRAFT_NODES = 1 + MAX_BRANCHES
 """Most nodes per pass of a draft: its steps are small, and each branch needs a buffer."""
 N_LOOKUPS = 16
 """Most guesses of a pass where they come from the texts alone."""
-SAMPLING_BYTES_PER_TOKEN, RULE_BYTES_PER_TOKEN = 32, 80
+SAMPLING_BYTES_PER_TOKEN = 32
 """Memory per token of the vocabulary for a draw: adjusted logits in single and double precision,
-and tokens in order, where filters leave most of a flat distribution. Acceptance rules that compare
-probabilities hold those of target and draft besides, and what is left of them. Before the first
-draw, texts of the tokens take the same memory while a model is loaded."""
+and tokens in order, where filters leave most of a flat distribution. Before the first draw, texts
+of the tokens take the same memory while a model is loaded."""
 
 SAME_FILE = (
     f"{setting.draft} is the target's own file: its guesses cost as much as its answers; name a "
@@ -75,13 +73,13 @@ class PreparedModels(Closeable):
     @property
     def n_parallel(self) -> int:
         """Number of texts generated at once."""
-        return self.rules.n_texts(self.target.info)
+        return self.target.info.n_slots
 
     @property
     def _may_look_up(self) -> bool:
         """True if the plan decides whether guesses come from the text."""
         rules = self.rules
-        return self.settings.draft is None and rules.lookup is None and not rules.draws_guesses
+        return self.settings.draft is None and rules.lookup is None
 
     @cached_property
     def disk_bytes_per_s(self) -> float:
@@ -142,10 +140,6 @@ class PreparedModels(Closeable):
         BudgetError."""
         raise_if_cancelled()
         settings, n_texts = self.settings, self.n_parallel
-        if self.rules.draws_guesses:
-            import numpy.random  # noqa: F401 - here, so that the process's row has it
-
-            from edgespec.engine.sources import drawing  # noqa: F401
         speed = Speed(n_threads=settings.threads or process.usable_cores())
 
         def choose(plans: Sequence[MemoryPlan]) -> MemoryPlan:
@@ -164,11 +158,9 @@ class PreparedModels(Closeable):
     @property
     def _request_bytes(self) -> int:
         """Memory for draws, lookups, and what the settings reserve."""
-        settings, rules = self.settings, self.rules
-        replays = rules.acceptance == AcceptanceName.EXACT_REPLAY
-        per_token = SAMPLING_BYTES_PER_TOKEN if replays else RULE_BYTES_PER_TOKEN
+        settings = self.settings
         reserve = settings.reserve + settings.reserve_of_token * self.target.info.n_ctx
-        return self.target.info.n_vocab * per_token + lookup.BYTES + reserve
+        return self.target.info.n_vocab * SAMPLING_BYTES_PER_TOKEN + lookup.BYTES + reserve
 
     def _prepare(self) -> None:
         """Prepare the target, then the draft: headers, memory needs and the vocabulary check."""
@@ -221,7 +213,7 @@ class PreparedModels(Closeable):
         """The request that the target is prepared for."""
         settings, rules = self.settings, self.rules
         guesses = settings.draft or rules.lookup or self._may_look_up
-        is_fixed = settings.n_parallel != "auto" and not rules.draws_guesses
+        is_fixed = settings.n_parallel != "auto"
         n_texts = int(settings.n_parallel) if is_fixed else 1
         sizes = tree_sizes(n_texts) if settings.draft else (n_texts + N_LOOKUPS,)
         if rules.pins_draft_max or not guesses:
@@ -268,8 +260,7 @@ class PreparedModels(Closeable):
     @property
     def _text_bytes(self) -> int:
         """About what each further text at once takes; 0 if the models write one at a time."""
-        follows_one_text = self.prepared[-1].info.reads_features
-        if self.rules.draws_guesses or follows_one_text:
+        if self.prepared[-1].info.reads_features:
             return 0
         return sum(prepared.needs().text_bytes for prepared in self.prepared)
 

@@ -34,7 +34,7 @@ from edgespec.settings.parsing import (
     rate,
     texts_at_once,
 )
-from edgespec.settings.rule_names import AcceptanceName, FallbackName, PacerName
+from edgespec.settings.rule_names import FallbackName, PacerName
 from edgespec.settings.units import auto_bounds
 
 DEFAULT_CTX_SIZE = 4096
@@ -283,9 +283,6 @@ class Speculation(Settings):
     """Rule that chooses the branch of the token tree that grows next."""
     fallback: FallbackName = FallbackName.MARGINAL
     """Stop rule, which says when there are enough guesses and the target verifies them."""
-    acceptance: AcceptanceName = AcceptanceName.EXACT_REPLAY
-    """Rule that says which guesses are accepted. exact-replay keeps the target's text; rejection,
-    specinfer and sequoia keep its distribution, not a seed's text; others CHANGE THE TEXT."""
     draft_max: Annotated[int, Flag(metavar="N"), Field(ge=1, le=MAX_DRAFTED)] = USUAL_DRAFT_MAX
     """Most guesses that one pass verifies; 0 on the command line: no draft. Default: planned, since
     their buffers take memory from the weights; 48 where nothing is paged."""

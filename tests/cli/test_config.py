@@ -11,7 +11,6 @@ import pytest
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
-from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES
 from edgespec.rules.pacer import PACERS
 from edgespec.rules.sampling import SamplingParams
 from edgespec.rules.stop_rules import STOP_RULES
@@ -23,7 +22,7 @@ from edgespec.settings.config import (
     LoadSettings,
     Speculation,
 )
-from edgespec.settings.rule_names import AcceptanceName, FallbackName, PacerName
+from edgespec.settings.rule_names import FallbackName, PacerName
 from edgespec.settings.toml_file import read_config
 from edgespec.settings.units import parse_size
 
@@ -109,8 +108,8 @@ def test_load_settings_refuse(settings: dict[str, Any], message: str):
         ({"logit_bias": ["15043"]}, "in a --config file: write a token's id and its bias like"),
         ({"logit_bias": {7: float("inf")}}, "a bias is finite, or -inf"),
         (
-            {"acceptance": "exact"},
-            "acceptance = 'exact' in a --config file is unknown: it is one of exact-replay, rej",
+            {"fallback": "fix"},
+            "fallback = 'fix' in a --config file is unknown: it is one of marginal, llmcad",
         ),
         (
             {"no_draft": True, "max_depth": 3},
@@ -135,8 +134,6 @@ def test_generate_settings_refuse(settings: dict[str, Any], message: str):
 def test_every_rule_of_the_engine_can_be_named():
     assert set(PacerName) == set(PACERS)
     assert set(FallbackName) == {FallbackName.MARGINAL, *STOP_RULES}
-    assert set(AcceptanceName) == set(ACCEPTANCE_RULES)
-    assert EngineSettings().acceptance in ACCEPTANCE_RULES
 
 
 def test_defaults_are_those_of_the_sampler():
@@ -148,7 +145,6 @@ def test_defaults_are_those_of_the_sampler():
 GIVEN = {
     "pacer": "llmcad",
     "fallback": "fixed",
-    "acceptance": "rejection",
     "draft_max": "5",
     "max_depth": "4",
     "lookup": True,

@@ -1,47 +1,9 @@
-"""Answers whose text is not the target's own say so."""
+"""Marks of answers: dropped context and timings."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
-
-import pytest
-
 from edgespec.completions import answers
-from edgespec.completions.protocols.openai_replies import TextReply
-from edgespec.completions.requests import CompletionRequest
-from edgespec.completions.running_request import ChoiceSource, Completion
-from edgespec.completions.service import Completions
-from edgespec.values import GenerationResult, SpeculationStats, Timings, TokenEvent
-
-TYPICAL = SpeculationStats(acceptance="typical", keeps="neither")
-
-
-class OneWord:
-    def __init__(self, speculation: SpeculationStats) -> None:
-        self.result = replace(GenerationResult("a", (1,), (2,), "stop"), speculation=speculation)
-
-    def __iter__(self) -> Any:
-        return iter([TokenEvent("a", 2, "target", 0)])
-
-    def cancel(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def completion(speculation: SpeculationStats) -> Completion:
-    source = ChoiceSource(lambda: OneWord(speculation))
-    session = SimpleNamespace(target=SimpleNamespace(name="fake"), encode=list, piece=bytes)
-    service = Completions(cast(Any, session))
-    reply = TextReply(service, CompletionRequest.parse({"prompt": "a"}))
-    return Completion(service, [source], reply)
-
-
-@pytest.mark.parametrize("keeps", ["neither", "distribution"])
-def test_an_answer_tells_the_rule_and_what_it_keeps(keeps: str) -> None:
-    answer = completion(replace(TYPICAL, keeps=keeps)).whole()
-    assert answer["acceptance"] == {"rule": "typical", "keeps": keeps}
+from edgespec.values import GenerationResult, Timings
 
 
 def test_tokens_that_a_shift_of_the_context_dropped_are_counted():

@@ -24,7 +24,6 @@ def text_of(
         slot=SimpleNamespace(number=slot, committed=[*committed]),
         last_token=last_token,
         sampler=sampler,
-        foresight=sampler,
         terms=SimpleNamespace(client=client),
     )
 

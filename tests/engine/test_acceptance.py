@@ -10,7 +10,6 @@ from edgespec.engine.text import Text
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import ModelError
 from edgespec.ports.text_request import TextRequest
-from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES
 from edgespec.rules.sampling import Sampler, SamplingParams
 from edgespec.values import TokenEvent
 from fake_model import FakeVocabulary
@@ -40,7 +39,7 @@ def walked(
     tree: OneTree, nodes: list[int], logits: np.ndarray, request_: Text | None = None
 ) -> tuple[list[int], list[TokenEvent]]:
     text = request_ or request()
-    return text.accept(ACCEPTANCE_RULES["exact-replay"], tree, nodes, logits), text.events
+    return text.accept(tree, nodes, logits), text.events
 
 
 def outcome(accepted: tuple[list[int], list[TokenEvent]]) -> tuple[list[int], list[int]]:

@@ -261,7 +261,7 @@ def test_a_draw_is_the_best_score_that_passes_the_filters_and_the_best_are_fores
             with pytest.raises(UsageError, match="forbids"):
                 sampler.draw(logits)
             continue
-        tokens, _ = sampler.distribution(logits)
+        tokens, _ = distribution(np.where(mask, logits, np.float32(-np.inf)), sampler.params)
         scores = logits[tokens] + temperature * Noise(3).gumbel(position, tokens)
         best = tokens[np.argsort(-scores, kind="stable")]
         foreseen, shares = sampler.foresee(logits, 8)

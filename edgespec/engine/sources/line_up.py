@@ -27,11 +27,11 @@ def line_up(
     info, eog_tokens = target.info, target.vocabulary.eog_tokens
     if not info.verifies_guesses:
         return []
-    growth, found = settings.acceptance_rule.growth, list[Source]()
+    found = list[Source]()
     if draft is not None:
         found.append(_of_model(draft, target, settings))
     found += others
-    if growth is None and (draft is not None if settings.lookup is None else settings.lookup):
+    if draft is not None if settings.lookup is None else settings.lookup:
         found += [LookupSource(eog_tokens), RecyclingSource(eog_tokens)]
         found += [make(info, target.vocabulary) for make in added(SOURCES).values()]
     return found
@@ -39,12 +39,8 @@ def line_up(
 
 def _of_model(draft: LanguageModel, target: LanguageModel, settings: EngineSettings) -> Source:
     """The source of a draft model's guesses."""
-    info, growth = target.info, settings.acceptance_rule.growth
+    info = target.info
     terms = settings.n_candidates, info.n_vocab, target.vocabulary.eog_tokens
-    if growth is not None:
-        from edgespec.engine.sources.drawing import DrawingSource
-
-        return DrawingSource(draft, growth, *terms[1:], info.n_ctx)
     if draft.info.block_guesses:
         from edgespec.engine.sources.head_source import BlockSource
 

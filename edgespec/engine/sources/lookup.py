@@ -189,7 +189,7 @@ class LookupSource(Source):
         kind = f"{'other ' * is_others}{length}{'!' * (len(tokens) == 1)}"
         opinion = self.opinion(kind, tokens, shares)
         depth = int(pool.depth[node])
-        luck = text.foresight.luck(tokens, depth, self.branch(pool, node, text))
+        luck = text.sampler.luck(tokens, depth, self.branch(pool, node, text))
         return opinion and weighed(opinion, luck)
 
     def read(self, text: Text) -> None:

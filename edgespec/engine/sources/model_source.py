@@ -255,7 +255,7 @@ class ModelSource(Source):
         `root_ahead` is the number of draws until the one after the root; below 0, that draw and
         some below it are made already.
         """
-        said, sampler = self.said(text), text.foresight
+        said, sampler = self.said(text), text.sampler
         for node, row in zip(nodes, logits, strict=True):
             key = int(pool.key[node])
             try:
@@ -277,7 +277,7 @@ class ModelSource(Source):
         Raises ModelError if the largest logit is not finite.
         """
         k = self._n_candidates
-        tokens, shares = text.foresight.foresee(logits, k, n_ahead, ahead, self._rated)
+        tokens, shares = text.sampler.foresee(logits, k, n_ahead, ahead, self._rated)
         if not tokens:
             return None
         chance = min(1.0, sum(shares))

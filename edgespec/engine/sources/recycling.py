@@ -54,7 +54,7 @@ class RecyclingSource(Source):
             if (found := table.get(key)) is not None:
                 tokens, logits = np.frombuffer(found, np.int32).reshape(2, -1)
                 depth, ahead = int(pool.depth[node]), self.branch(pool, node, text)
-                guesses = text.foresight.foresee(
+                guesses = text.sampler.foresee(
                     logits.view(np.float32), N_GUESSES, depth, ahead, tokens.astype(np.int64)
                 )
                 return self.opinion(kind, *guesses)

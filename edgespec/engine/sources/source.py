@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 
 from edgespec.pool import Pool
-from edgespec.rules.pacer import Guess
 
 if TYPE_CHECKING:
     from edgespec.engine.text import Text
@@ -121,11 +120,7 @@ class Source:
 
     def branch(self, pool: Pool, node: int, text: Text) -> Sequence[int]:
         """Tokens from below the root down to `node`, if the sampler needs them."""
-        return pool.branch_tokens(node) if text.foresight.needs_branches else ()
-
-    def drawn(self, pool: Pool, node: int, text: Text) -> list[Guess] | None:
-        """Guesses to hang below a node, if they are drawn at random; none if they hang already."""
-        return None
+        return pool.branch_tokens(node) if text.sampler.needs_branches else ()
 
     def learn(self, pool: Pool, text: Text, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Receive the target's `logits` [n_nodes, n_vocab] after each verified node, also after
