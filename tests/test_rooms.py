@@ -230,7 +230,7 @@ MOST_LINES = {
     "ports": 595,
     "rules": 788,
     "server": 2696,
-    "session": 2830,
+    "session": 2671,
     "settings": 1205,
     "state": 590,
 }

@@ -65,7 +65,7 @@ class Answers:
             return name if isinstance(name, str) else None, fields.get("stream") is True
 
         async with self.queue.preparing:
-            name, streams = await in_thread(read, lambda: None)
+            name, streams = await in_thread(read)
         return self.host.named(name, embeds), streams
 
     async def complete(self, door: Door, request: Request) -> Response:
@@ -141,7 +141,7 @@ class _OneAnswer:
                 heap.trim_heap()
 
         async with shared.queue.preparing:
-            prepared = await in_thread(prepare, lambda: None)
+            prepared = await in_thread(prepare)
         if isinstance(prepared, Refusal):
             raise prepared
         if shared.queue.is_ending:

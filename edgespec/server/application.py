@@ -219,7 +219,7 @@ class Service:
                 with leaving_out(request.state.left_out):
                     return compute(served, decoded(body))
 
-            return JSONResponse(await in_thread(computed, lambda: None))
+            return JSONResponse(await in_thread(computed))
 
     async def _embeddings(self, request: Request) -> Response:
         async with AsyncExitStack() as stack:
@@ -258,7 +258,7 @@ class Service:
 
         with self._host.staying():  # the next model is loaded with the new budget
             async with self._changing_budget:
-                await in_thread(change, lambda: None)
+                await in_thread(change)
 
     @property
     def _loaded(self) -> Session:

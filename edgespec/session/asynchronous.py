@@ -9,18 +9,15 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing, suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, Unpack, overload
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, Unpack
 
 from edgespec.chat.messages import Message
 from edgespec.engine.generation import Generation
-from edgespec.errors import UsageError
 from edgespec.memory.budget import MemoryPlan
 from edgespec.session.session import ChatOptions, Session, TextOptions
-from edgespec.settings import arguments
 from edgespec.settings.config import SamplingParams
-from edgespec.values import GenerationResult, TokenEvent
+from edgespec.values import GenerationResult
 
 if TYPE_CHECKING:
     from edgespec.completions.requests import Prompts
@@ -31,7 +28,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Cancellable(Protocol[T_co]):
-    """An iterator that any thread may cancel: a `Generation`, a `Completion`."""
+    """An iterator that any thread may cancel, such as a `Completion`."""
 
     def __iter__(self) -> Iterator[T_co]: ...
 
@@ -60,18 +57,16 @@ class AsyncSession:
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
         **options: Unpack[TextOptions],
-    ) -> AsyncGeneration:
-        """`Session.stream`; mistakes are raised on entering, or where the first token is waited
-        for."""
-        arguments.keywords(options, ChatOptions.__annotations__)
-        return AsyncGeneration(
-            lambda: self._session.stream(prompt, sampling, max_tokens, **options)
-        )
+    ) -> AbstractAsyncContextManager[Generation]:
+        """`Session.stream` for `async with`; mistakes are raised on entering, leaving ends the
+        text."""
+        return _begun(lambda: self._session.stream(prompt, sampling, max_tokens, **options))
 
-    def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> AsyncGeneration:
-        """`Session.chat`; mistakes are raised as with `stream`."""
-        arguments.keywords(options, ChatOptions.__annotations__)
-        return AsyncGeneration(lambda: self._session.chat(messages, **options))
+    def chat(
+        self, messages: Sequence[Message], **options: Unpack[ChatOptions]
+    ) -> AbstractAsyncContextManager[Generation]:
+        """`Session.chat`, otherwise as `stream`."""
+        return _begun(lambda: self._session.chat(messages, **options))
 
     async def generate(
         self,
@@ -98,64 +93,56 @@ class AsyncSession:
 
     async def set_memory_budget(self, size: int | str) -> MemoryPlan:
         """`Session.set_memory_budget`."""
-        return await asyncio.to_thread(self._session.set_memory_budget, size)
-
-    @overload
-    async def create_chat_completion(
-        self, messages: Sequence[Message], stream: Literal[False] = False, **fields: Any
-    ) -> dict[str, Any]: ...
-
-    @overload
-    async def create_chat_completion(
-        self, messages: Sequence[Message], stream: Literal[True], **fields: Any
-    ) -> InThread[dict[str, Any]]: ...
+        return await in_thread(lambda: self._session.set_memory_budget(size))
 
     async def create_chat_completion(
         self, messages: Sequence[Message], stream: bool = False, **fields: Any
-    ) -> dict[str, Any] | InThread[dict[str, Any]]:
+    ) -> Any:
         """`Session.create_chat_completion`; with `stream` an asynchronous iterator of chunks."""
         create = self._session.create_chat_completion
         return await _completed(lambda: create(messages, True, **fields), stream)
 
-    @overload
-    async def create_completion(
-        self, prompt: Prompts, stream: Literal[False] = False, **fields: Any
-    ) -> dict[str, Any]: ...
-
-    @overload
-    async def create_completion(
-        self, prompt: Prompts, stream: Literal[True], **fields: Any
-    ) -> InThread[dict[str, Any]]: ...
-
-    async def create_completion(
-        self, prompt: Prompts, stream: bool = False, **fields: Any
-    ) -> dict[str, Any] | InThread[dict[str, Any]]:
+    async def create_completion(self, prompt: Prompts, stream: bool = False, **fields: Any) -> Any:
         """`Session.create_completion`; with `stream` an asynchronous iterator of chunks."""
         create = self._session.create_completion
         return await _completed(lambda: create(prompt, True, **fields), stream)
 
 
-async def _completed(
-    create: Callable[[], Completion], stream: bool
-) -> dict[str, Any] | InThread[dict[str, Any]]:
-    completion = await asyncio.to_thread(create)
-    if stream:
-        return InThread(completion)
-    return await in_thread(completion.whole, completion.cancel)
+@asynccontextmanager
+async def _begun(start: Callable[[], Generation]) -> AsyncIterator[Generation]:
+    generation = await in_thread(start)
+    try:
+        yield generation
+    finally:
+        await in_thread(generation.close, generation.cancel)
+
+
+async def _completed(create: Callable[[], Completion], stream: bool) -> Any:
+    completion = await in_thread(create)
+    return InThread(completion) if stream else await in_thread(completion.whole, completion.cancel)
 
 
 class InThread(Generic[T]):
     """An asynchronous iterator and context manager over an iterator that runs in a thread.
 
-    The thread starts with the first item requested and ends with `aclose`. If a waiting task is
-    cancelled, the iterator goes on until `aclose`.
+    The thread ends with the last item and with `aclose`. If a waiting task is cancelled, the
+    iterator goes on until `aclose`.
     """
 
     def __init__(self, iterator: Cancellable[T]) -> None:
+        """Start the thread; to be called in the event loop."""
         self._iterator = iterator
-        self._items: asyncio.Queue[T | None] = asyncio.Queue()
-        self._task: asyncio.Task[None] | None = None
-        self._is_over = False
+        self._items: asyncio.Queue[tuple[T] | None] = asyncio.Queue()
+        put = self._items.put_nowait
+        loop = asyncio.get_running_loop()
+
+        def run() -> None:
+            with closing(iterator) as items:
+                for item in items:
+                    loop.call_soon_threadsafe(put, (item,))
+
+        self._ended = _started(run)
+        self._ended.add_done_callback(lambda _: put(None))
 
     def cancel(self) -> None:
         """End the text soon; items that are already there are still yielded."""
@@ -165,16 +152,11 @@ class InThread(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        if self._is_over:
-            raise StopAsyncIteration
-        if self._task is None:
-            run = partial(self._run, asyncio.get_running_loop())
-            self._task = asyncio.create_task(in_thread(run, self._iterator.cancel))
-        if (item := await self._items.get()) is None:
-            self._is_over = True
-            await self._task
-            raise StopAsyncIteration
-        return item
+        if (item := await self._items.get()) is not None:
+            return item[0]
+        self._items.put_nowait(None)  # for whoever asks again
+        self._ended.result()
+        raise StopAsyncIteration
 
     async def __aenter__(self) -> Self:
         return self
@@ -184,75 +166,25 @@ class InThread(Generic[T]):
 
     async def aclose(self) -> None:
         """End the iteration and wait for its thread. Idempotent."""
-        self._is_over = True
         self._iterator.cancel()
-        if self._task is None:
-            self._iterator.close()
-        else:
-            await asyncio.wait([self._task])
-            self._task.cancelled() or self._task.exception()
-
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        def hand_over(item: T | None) -> None:
-            loop.call_soon_threadsafe(self._items.put_nowait, item)
-
-        try:
-            with closing(self._iterator) as items:
-                for item in items:
-                    hand_over(item)
-        finally:
-            hand_over(None)
+        await asyncio.wait([self._ended])
 
 
-class AsyncGeneration:
-    """A `Generation` for an event loop: `async for` its tokens, then ask for its `result`.
-
-    It begins when it is iterated or entered; its block has the session's own `Generation`.
-    """
-
-    def __init__(self, start: Callable[[], Generation]) -> None:
-        self._start = start
-        self._is_cancelled = False
-        self._generation: Generation | None = None
-
-    async def __aenter__(self) -> Generation:
-        """Check the request and begin it. Raises the errors of the session's method."""
-        if self._generation is None:
-            self._generation = await in_thread(self._start, self.cancel)
-            if self._is_cancelled:
-                self._generation.cancel()
-        return self._generation
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.aclose()
-
-    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        if self._generation is not None or not self._is_cancelled:
-            async for event in await self.__aenter__():
-                yield event
-
-    @property
-    def result(self) -> GenerationResult:
-        """`Generation.result`. Raises UsageError before the end."""
-        if self._generation is None:
-            raise UsageError("the generation has not begun: iterate it with `async for`")
-        return self._generation.result
-
-    def cancel(self) -> None:
-        """End the text soon; tokens that are already there are still yielded."""
-        self._is_cancelled = True
-        if self._generation is not None:
-            self._generation.cancel()
-
-    async def aclose(self) -> None:
-        """End the text and wait until the engine has let go of it. Idempotent."""
-        self.cancel()
-        if self._generation is not None:
-            await in_thread(self._generation.close, self._generation.cancel)
-
-
-async def in_thread(call: Callable[[], T], cancel: Callable[[], None]) -> T:
+async def in_thread(call: Callable[[], T], cancel: Callable[[], None] = lambda: None) -> T:
     """The result of `call`, run in a thread; cancelling the task calls `cancel`."""
+    waiting = _started(call)
+    try:
+        return await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        cancel()
+        while not waiting.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([waiting])
+        raise
+
+
+def _started(call: Callable[[], T]) -> asyncio.Future[T]:
+    """The result to come of `call`, which runs in a thread of its own."""
     done: Future[T] = Future()
 
     def run() -> None:
@@ -265,11 +197,4 @@ async def in_thread(call: Callable[[], T], cancel: Callable[[], None]) -> T:
     waiting = asyncio.wrap_future(done)
     # asyncio complains of errors that nobody sees, as those of a call whose task was cancelled
     waiting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-    try:
-        return await asyncio.shield(waiting)
-    except asyncio.CancelledError:
-        cancel()
-        while not waiting.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([waiting])
-        raise
+    return waiting

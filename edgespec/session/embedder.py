@@ -24,9 +24,9 @@ from edgespec.memory.budget import MemoryPlan
 from edgespec.ports import Progress, check_token
 from edgespec.ports.embedding import EmbeddingModel
 from edgespec.registry import ModelRequest, PreparedEmbedder
-from edgespec.session.encoding import Encoder
 from edgespec.session.given import checked
 from edgespec.session.prepared_models import divided_budget
+from edgespec.session.tokenizer import Tokenizer
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadFields, LoadSettings
 from edgespec.values import ModelInfo, PagingStats
@@ -65,7 +65,7 @@ class Embedder(InOneProcess):
         self._model = model
         self._turn = threading.Lock()
         self._users = Users("the embedding model", SessionClosed)
-        self._encoder = Encoder(model.vocabulary, model.info.n_ctx, self._users.use)
+        self._tokenizer = Tokenizer(model.vocabulary, model.info.n_ctx, self._users.use)
 
     @property
     def target(self) -> ModelInfo:
@@ -91,7 +91,7 @@ class Embedder(InOneProcess):
 
         Raises ContextOverflow for a text that is far longer than the context.
         """
-        return self._encoder.encode(arguments.text("text", text))
+        return self._tokenizer.encode(arguments.text("text", text))
 
     def vector(self, tokens: Sequence[int], normalize: bool = False) -> np.ndarray:
         """The vector of a text's tokens, float32 [n_values]; of length 1 with `normalize`.

@@ -13,7 +13,6 @@ from typing import Generic, Self, TypeVar
 
 from edgespec.concurrency.owning import Closeable
 from edgespec.engine.generation import Generation
-from edgespec.errors import UsageError
 from edgespec.values import GenerationResult
 
 P = TypeVar("P")
@@ -44,13 +43,9 @@ class InOrder(Closeable, Generic[P]):
         return self
 
     def __next__(self) -> GenerationResult:
-        """The next result. Raises the generations' errors, and UsageError in a second thread."""
-        if not self._iterating.acquire(blocking=self._is_cancelled):  # then it soon ends
-            raise UsageError("the results are in use: one thread at a time")
-        try:
+        """The next result. Raises the generations' errors."""
+        with self._iterating:
             return next(self._results)
-        finally:
-            self._iterating.release()
 
     def cancel(self) -> None:
         """End all generations soon and start no further ones, from any thread."""
@@ -67,8 +62,9 @@ class InOrder(Closeable, Generic[P]):
     def _written(
         self, prompts: Iterator[P], start: Callable[[P], Generation], n_ahead: int
     ) -> Generator[GenerationResult, None, None]:
-        started, failure = self._started, None
+        started = self._started
         try:
+            failure: Exception | None = None
             while not self._is_cancelled:
                 try:
                     for prompt in islice(prompts, 0 if failure else n_ahead - len(started)):

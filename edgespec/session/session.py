@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack
 
 from edgespec.chat.chat_sampling import chat_sampling
 from edgespec.chat.messages import Message
@@ -30,11 +30,10 @@ from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.ports import Progress
 from edgespec.ports.text_request import Constraint, TextRequest
-from edgespec.session.encoding import Encoder
 from edgespec.session.in_order import InOrder
 from edgespec.session.opening import LoadedModels, open_models, plan
 from edgespec.session.session_budget import BudgetReport, SessionBudget
-from edgespec.session.tokenizer import Tokenizer, chat_prompts
+from edgespec.session.tokenizer import Tokenizer
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadFields, LoadSettings, SamplingFields, SamplingParams
 from edgespec.state.prefix_cache import PrefixCache
@@ -43,7 +42,6 @@ from edgespec.values import GenerationResult, MemoryStats, ModelInfo, PagingStat
 
 if TYPE_CHECKING:
     from edgespec.completions.requests import Prompts
-    from edgespec.completions.running_request import Completion
     from edgespec.completions.service import Completions
     from edgespec.grammar.matcher import GrammarCompiler
 
@@ -135,8 +133,9 @@ class Session(InOneProcess):
             prefixes=prefixes,
         )
         self._budget = SessionBudget(models, self._engine)
-        self._encoder = Encoder(target.vocabulary, target.info.n_ctx, self._engine.use)
-        self._prompts = chat_prompts(self.target.name, target.vocabulary, self._encoder)
+        self.tokenizer = Tokenizer(target.vocabulary, target.info.n_ctx, self._engine.use)
+        """Converts texts to tokens and back, with control tokens as text or as tokens."""
+        self._prompts = self.tokenizer.chat_prompts(self.target.name)
         self._compiler: GrammarCompiler | None = None
         self._compiling = threading.Lock()
 
@@ -205,7 +204,7 @@ class Session(InOneProcess):
 
         Raises UsageError for a text that is far longer than the context.
         """
-        return self._encoder.encode(arguments.text("text", text))
+        return self.tokenizer.encode(arguments.text("text", text))
 
     def stream(
         self,
@@ -227,7 +226,7 @@ class Session(InOneProcess):
         none. Raises UsageError immediately for invalid arguments, and TypeError for unknown ones.
         """
         arguments.keywords(fields, SamplingFields.__annotations__, ChatOptions.__annotations__)
-        tokens, notes = self._encoder.prompt(prompt)
+        tokens, notes = self.tokenizer.prompt(prompt)
         request = TextRequest(
             prompt_tokens=tuple(tokens),
             sampling=_sampling(sampling, fields),
@@ -327,8 +326,7 @@ class Session(InOneProcess):
         `source` is Jinja, or one of llama.cpp's template names, such as `chatml`. Raises UsageError
         for an unknown name, and ModelError for a template that fails or leaves out messages.
         """
-        vocabulary = self._models.target.vocabulary
-        prompts = chat_prompts(self.target.name, vocabulary, self._encoder, source)
+        prompts = self.tokenizer.chat_prompts(self.target.name, source)
         if source is not None:
             prompts.template()
         self._prompts = prompts
@@ -341,19 +339,9 @@ class Session(InOneProcess):
         """
         return chat_sampling(self._models.target.vocabulary.chat_format.sampling)
 
-    @overload
-    def create_chat_completion(
-        self, messages: Sequence[Message], stream: Literal[False] = False, **fields: Any
-    ) -> dict[str, Any]: ...
-
-    @overload
-    def create_chat_completion(
-        self, messages: Sequence[Message], stream: Literal[True], **fields: Any
-    ) -> Completion: ...
-
     def create_chat_completion(
         self, messages: Sequence[Message], stream: bool = False, **fields: Any
-    ) -> dict[str, Any] | Completion:
+    ) -> Any:
         """OpenAI's `chat.completions.create`, and llama-cpp-python's method of this name.
 
         Returns a dictionary in OpenAI's format; with `stream` an iterator of chunks, which can be
@@ -366,19 +354,7 @@ class Session(InOneProcess):
         completion = self._completions().chat(request)
         return completion if stream else completion.whole()
 
-    @overload
-    def create_completion(
-        self, prompt: Prompts, stream: Literal[False] = False, **fields: Any
-    ) -> dict[str, Any]: ...
-
-    @overload
-    def create_completion(
-        self, prompt: Prompts, stream: Literal[True], **fields: Any
-    ) -> Completion: ...
-
-    def create_completion(
-        self, prompt: Prompts, stream: bool = False, **fields: Any
-    ) -> dict[str, Any] | Completion:
+    def create_completion(self, prompt: Prompts, stream: bool = False, **fields: Any) -> Any:
         """OpenAI's `completions.create`: continues texts; otherwise as `create_chat_completion`.
 
         Several prompts, and `n` completions of each, are choices of one answer: completion j of
@@ -405,14 +381,6 @@ class Session(InOneProcess):
         are notes of the next text's result."""
         if self._prefixes is not None:
             self._prefixes.folder.tell = tell
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """A new converter of texts to tokens and back, with control tokens as text or as tokens."""
-        vocabulary = self._models.target.vocabulary
-        prompts = chat_prompts(self.target.name, vocabulary, self._encoder)
-        control = vocabulary.chat_format.control_tokens
-        return Tokenizer(self._encoder, prompts, self.piece, control)
 
     def piece(self, token: int) -> bytes:
         """The bytes that `token` adds to a text. Raises UsageError for an unknown token."""

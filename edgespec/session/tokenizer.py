@@ -1,63 +1,105 @@
-"""Texts and conversations to tokens, and tokens to texts, control tokens included."""
+"""Texts and conversations to tokens, and tokens to texts, control tokens included.
+
+Tokenizers take up to 125 bytes per byte of text (llama.cpp's, with blanks), so texts are encoded
+one at a time, and those far longer than the context are refused before they are encoded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property, partial
 
 from edgespec.chat.prompts import ChatPrompts
+from edgespec.errors import ContextOverflow
 from edgespec.ports import Vocabulary
-from edgespec.session.encoding import Encoder
+from edgespec.settings import arguments
 
-
-def chat_prompts(
-    name: str, vocabulary: Vocabulary, encoder: Encoder, source: str | None = None
-) -> ChatPrompts:
-    """The prompts of conversations with the model `name`; `source` replaces its chat template."""
-    return ChatPrompts(
-        name,
-        vocabulary.chat_format,
-        partial(encoder.encode, add_special=False),
-        source,
-        vocabulary.piece,
-        encoder.too_long,
-        bos=encoder.encode("")[:1],
-    )
+TWO_BOS = (
+    "the prompt begins with a BOS token, and the model's rules add another one, so that it begins "
+    "with two: leave it out of the text"
+)
+"""Note on a prompt of which llama.cpp warns, too."""
+MAX_PIECE_BYTES = 32
+"""Most bytes per token on average, in all but very short texts; single tokens of blanks have up to
+some hundreds."""
+MIN_TOKENS = 64
+"""Smaller contexts are treated like this one, because texts are cut within words."""
 
 
 class Tokenizer:
     """Encodes and decodes texts of one model, from any thread."""
 
     def __init__(
-        self,
-        encoder: Encoder,
-        prompts: ChatPrompts,
-        piece: Callable[[int], bytes],
-        control_tokens: Iterable[str],
+        self, vocabulary: Vocabulary, n_ctx: int, use: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        """`piece` has the bytes of a token, none for most of `control_tokens`."""
-        self._encoder = encoder
-        self._prompts = prompts
-        self._bytes_of = piece
-        self._control_tokens = control_tokens
+        """`use` returns a context manager for each use of the model."""
+        self._vocabulary = vocabulary
+        self._n_ctx = n_ctx
+        self._use = use
+        self._turn = threading.Lock()
 
-    def encode(self, text: str, add_special: bool = False, parse_special: bool = True) -> list[int]:
+    def too_long(self, n_characters: int) -> ContextOverflow | None:
+        """The error for a text of so many characters; None if it is encoded."""
+        longest = self._vocabulary.longest_piece_bytes
+        if n_characters <= min(longest, MAX_PIECE_BYTES) * max(self._n_ctx, MIN_TOKENS):
+            return None
+        n_tokens = max(self._n_ctx + 1, n_characters // longest)
+        return ContextOverflow(self._n_ctx, n_tokens, is_counted=False)
+
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of `text`: with `add_special` behind a BOS token if the model uses one, and
         without `parse_special` with control tokens that the text spells as text.
 
-        Raises UsageError for a text that is far longer than the context.
+        Raises ContextOverflow for a text that is far longer than the context.
         """
-        if parse_special:
-            return self._encoder.encode(text, add_special)
-        bos = self._encoder.encode("") if add_special else []
-        return bos + self._prompts.text_tokens(text)
+        if not parse_special:
+            bos = self.encode("") if add_special else []
+            return bos + self._own_prompts.text_tokens(text)
+        if (error := self.too_long(len(text))) is not None:
+            raise error
+        most, encode = max(self._n_ctx, MIN_TOKENS), self._vocabulary.encode
+        half = text[: MAX_PIECE_BYTES // 2 * most]
+        with self._turn, self._use():
+            # a text has at least as many tokens as its beginning, but for a few at the cut
+            if half != text and (n_tokens := len(encode(half, add_special))) > 2 * most:
+                raise ContextOverflow(self._n_ctx, n_tokens, is_counted=False)
+            return encode(text, add_special)
+
+    def prompt(self, prompt: str | Sequence[int]) -> tuple[list[int], tuple[str, ...]]:
+        """Tokens of a prompt, text or tokens already, and notes on it. Raises UsageError."""
+        if not isinstance(prompt, str):
+            return arguments.token_ids("the prompt", prompt), ()
+        tokens = self.encode(arguments.text("the prompt", prompt))
+        has_two = tokens[:1] == tokens[1:2] == self.encode("")[:1]
+        return tokens, (TWO_BOS,) if has_two else ()
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token, those of control tokens included. Raises UsageError for a number
         that is no token."""
-        return self._bytes_of(token) or self._spelled.get(token, b"")
+        token = arguments.whole("the token", token)
+        with self._use():
+            return self._vocabulary.piece(token) or self._spelled.get(token, b"")
+
+    def chat_prompts(self, model: str, template: str | None = None) -> ChatPrompts:
+        """The prompts of conversations with the model of this name; `template` replaces its own."""
+        return ChatPrompts(
+            model,
+            self._vocabulary.chat_format,
+            partial(self.encode, add_special=False),
+            template,
+            self._vocabulary.piece,
+            self.too_long,
+            bos=self.encode("")[:1],
+        )
+
+    @cached_property
+    def _own_prompts(self) -> ChatPrompts:
+        return self.chat_prompts("the model")
 
     @cached_property
     def _spelled(self) -> dict[int, bytes]:
-        encoded = ((text, self._encoder.encode(text, False)) for text in self._control_tokens)
+        control = self._vocabulary.chat_format.control_tokens
+        encoded = ((text, self.encode(text, False)) for text in control)
         return {ids[0]: text.encode() for text, ids in encoded if len(ids) == 1}

@@ -107,26 +107,3 @@ def test_a_task_that_waited_too_long_finds_the_token_later(session):
                     return len(events.result.tokens) if n_late else 0
 
     assert asyncio.run(read()) == 8
-
-
-def test_a_stream_that_is_closed_before_it_begins_begins_nothing(session):
-    async def closed() -> None:
-        events = edgespec.AsyncSession(session).stream("a", max_tokens=9)
-        await events.aclose()
-        assert [event async for event in events] == []
-
-    asyncio.run(closed())
-
-
-def test_a_stream_that_is_left_is_read_on_and_has_its_result(session):
-    async def read():
-        events = edgespec.AsyncSession(session).stream("def f(", max_tokens=8)
-        texts = []
-        async for event in events:
-            texts.append(event.text)
-            break
-        texts += [event.text async for event in events]
-        return "".join(texts), events.result.text
-
-    text = session.generate("def f(", max_tokens=8).text
-    assert asyncio.run(read()) == (text, text)
