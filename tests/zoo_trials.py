@@ -28,8 +28,7 @@ from edgespec.memory.process import peak_rss_bytes
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.options import ENTRY_POINTS
-from edgespec_runtimes.gguf.kernels.reference_kernels import ReferenceKernels, captured_backends
-from edgespec_runtimes.gguf.llama import abi
+from edgespec_runtimes.gguf.kernels.invariant_kernels import InvariantKernels
 from edgespec_runtimes.gguf.llama.bindings import lib
 from gguf_files import tiny_llama
 from zoo_files import weights_pool, write_impostor, write_model
@@ -253,12 +252,11 @@ class _LlamaCpp:
         shape.n_ctx, shape.n_batch, shape.n_ubatch = N_CTX, N_BATCH, N_BATCH
         shape.n_outputs_max = N_BATCH
         shape.n_threads = shape.n_threads_batch = 1
-        with captured_backends(abi.library_path(), abi.library("ggml")) as backends:
+        kernels = InvariantKernels((), ("f16", "f16"))
+        with kernels.creating():
             self._context = lib.llama_init_from_model(self._model, shape)
         if plain_kernels:
-            ReferenceKernels(abi.library("ggml-cpu"), backends, ("f16", "f16"), ()).prepare(
-                1, n_cells=1 << 20, in_tiles=False
-            )
+            kernels.prepare(1, n_cells=1 << 20, in_tiles=False)
         self._n_vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
         self._batch = lib.llama_batch_init(N_BATCH, 0, 1)
 

@@ -13,7 +13,7 @@ from edgespec_runtimes.gguf.kernels.batch_invariance import (
     is_invariant_as_stored,
     is_invariant_in,
 )
-from edgespec_runtimes.gguf.kernels.reference_kernels import PRODUCT_TILE_ROWS
+from edgespec_runtimes.gguf.kernels.invariant_kernels import PRODUCT_TILE_ROWS
 
 
 class FakeKernels:

@@ -18,7 +18,7 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.ports import PassPart
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.kernels.invariant_products import HALF
+from edgespec_runtimes.gguf.kernels.invariant_kernels import HALF
 from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.weights.packing import packed_matrices, placement_as_stored

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 
 import pytest
 
 from edgespec_runtimes.gguf.llama import abi
-from edgespec_runtimes.gguf.llama.imports import Import
+from edgespec_runtimes.gguf.llama.imports import import_entries
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="entries are found on Linux only")
 
-NOTHING = ctypes.CFUNCTYPE(None)(lambda: None)
-
 
 def is_found(*names: str) -> bool:
-    return Import(abi.library_path(), names, NOTHING).found
+    return bool(import_entries(abi.library_path(), names))
 
 
 def test_a_function_that_the_library_calls_is_found() -> None:

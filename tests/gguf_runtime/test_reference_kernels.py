@@ -17,7 +17,7 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
 from edgespec.registry import even_parts, prompt_parts
 from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.kernels.reference_kernels import MIN_TILED_BATCH
+from edgespec_runtimes.gguf.kernels.invariant_kernels import MIN_TILED_BATCH
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.options import GgufOptions
 from one_tree import ROOT, OneTree

@@ -122,7 +122,7 @@ def graph_of(model: loading.Model, names: Any, n_values: int) -> list[tuple[str,
         return False
 
     stop = AbortFlag()
-    stop.set()
+    stop.is_set = True
     context = contexts.new_context(model, TRACED_SHAPE, watch, stop)
     batch = lib.llama_batch_init(4, n_values, 1)  # positions for all sections of a rotation
     batch.n_tokens, batch.n_seq_id[0], batch.seq_id[0][0], batch.logits[0] = 1, 1, 0, 1

@@ -15,7 +15,7 @@ import edgespec
 from edgespec.memory import budget as memory_budget
 from edgespec.models.embedded import embedded_pair
 from edgespec.paging import pager
-from edgespec_runtimes.gguf.context import cache_memory
+from edgespec_runtimes.gguf.context import cell_order
 from edgespec_runtimes.kit import segmented
 from edgespec_runtimes.kit.segmented import ContextSize, SegmentedWeights
 from gguf_files import U32, tiny_llama
@@ -113,7 +113,7 @@ def test_texts_stay_while_memory_goes_back_and_forth(
         expected = [session.generate(prompt, drawn, max_tokens=16).tokens for prompt in prompts]
     monkeypatch.setattr(segmented, "LEAST_STEP_CELLS", 4)
     monkeypatch.setattr(segmented, "N_STEPS", 64)
-    monkeypatch.setattr(cache_memory, "SLACK_CELLS", 0)
+    monkeypatch.setattr(cell_order, "SLACK_CELLS", 0)
     load = load.model_copy(update={"n_parallel": n_parallel})
     budget = edgespec.plan(load, rules).smallest_bytes + (1 << 20)
     with edgespec.load(load.model_copy(update={"memory_budget": budget}), rules) as session:
@@ -174,7 +174,7 @@ def test_nothing_is_read_before_the_pass_that_fills_a_context(
     monkeypatch.setattr(segmented, "LEAST_STEP_CELLS", 4)
     monkeypatch.setattr(segmented, "N_STEPS", 64)
     monkeypatch.setattr(memory_budget, "GROWTH_SHARE", 0)  # a segment before each pass
-    monkeypatch.setattr(cache_memory, "SLACK_CELLS", 0)
+    monkeypatch.setattr(cell_order, "SLACK_CELLS", 0)
     files = embedded_pair()
     load = edgespec.LoadSettings(model=files.target, memory_budget="2GiB", ctx_size=256, threads=1)
     budget = edgespec.plan(load).smallest_bytes + (1 << 20)

@@ -182,7 +182,6 @@ class _LlamaModel(Closeable):
 
     def close(self) -> None:
         if self._context:
-            self._batch.free()
             lib.llama_free(self._context)
             self._context = None
             self._model.close()

@@ -66,7 +66,7 @@ class CopiedWeights(Closeable):
             path = self._target.paths[looked_up.file_index]
             self._table = RowTable(looked_up, path, n_rows)
             addresses[looked_up.name] = self._table.address
-        if stop.is_set():
+        if stop.is_set:
             raise Cancelled("loading was cancelled")
         for name, tensor in self._model.tensors():
             if name in addresses:
@@ -86,7 +86,7 @@ class CopiedWeights(Closeable):
         segment = segment_of(entries)
         reader = DirectReader(self._target.paths)
         try:
-            base = self._copies.load(segment, reader, stop.is_set)
+            base = self._copies.load(segment, reader, lambda: stop.is_set)
         finally:
             reader.close()
         return {

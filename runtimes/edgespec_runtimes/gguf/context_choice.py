@@ -15,7 +15,7 @@ from edgespec_runtimes.gguf.context import contexts, windows
 from edgespec_runtimes.gguf.context.recurrent import MAX_LAG
 from edgespec_runtimes.gguf.file.architectures import Trait, has
 from edgespec_runtimes.gguf.file.header import GgufFile
-from edgespec_runtimes.gguf.kernels.reference_kernels import (
+from edgespec_runtimes.gguf.kernels.invariant_kernels import (
     MIN_TILED_BATCH,
     TILE_ROWS,
     TILED_CACHE_TYPES,

@@ -6,7 +6,6 @@ pass, so that a vector depends on its text alone.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -120,7 +119,7 @@ class PreparedGgufEmbedder(PreparedEmbedder):
             self.header, self._mapped, self._request, plan, self.shape, self.stop, progress
         )
         try:
-            if self.stop.is_set():
+            if self.stop.is_set:
                 raise Cancelled("loading was cancelled")
             return GgufEmbedder(self, model, weights)
         except BaseException:
@@ -128,7 +127,7 @@ class PreparedGgufEmbedder(PreparedEmbedder):
             raise
 
     def cancel(self) -> None:
-        self.stop.set()
+        self.stop.is_set = True
 
     def close(self) -> None:
         self._mapped.close()
@@ -175,21 +174,19 @@ class GgufEmbedder(EmbeddingModel):
                 lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
                 self._batch.fill(rows, range(n_tokens))
                 code = int(lib.llama_decode(self._context, self._batch.raw))
-            if self._stop.is_set() or code == _ABORTED:
-                self._stop.clear()
+            if self._stop.is_set or code == _ABORTED:
+                self._stop.is_set = False
                 raise Cancelled("the model was asked to stop")
             if code:
                 raise EdgespecError(f"llama.cpp failed to compute (code {code})")
             pooled = lib.llama_get_embeddings_seq(self._context, 0)
-            address = ctypes.cast(pooled, ctypes.c_void_p).value
-            content: Any = (ctypes.c_float * self.n_values).from_address(address or 0)
-            return np.frombuffer(content, np.float32).copy()
+            return np.ctypeslib.as_array(pooled, (self.n_values,)).copy()
 
     def paging(self) -> PagingStats:
         return self._weights.stats
 
     def cancel(self) -> None:
-        self._stop.set()
+        self._stop.is_set = True
         self._weights.cancel()
 
     def close(self) -> None:
@@ -197,7 +194,6 @@ class GgufEmbedder(EmbeddingModel):
         self._model.users.close(self.cancel, self._release)
 
     def _release(self) -> None:
-        self._batch.free()
         contexts.free(self._context)
         close_all(self._model.close, self._weights.close)
 
@@ -211,5 +207,5 @@ class GgufEmbedder(EmbeddingModel):
             self._weights.end_pass()
         if self._weights.failure is not None:
             failure = self._weights.failure
-            self._stop.clear()
+            self._stop.is_set = False
             raise failure

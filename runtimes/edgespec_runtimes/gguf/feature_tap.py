@@ -83,7 +83,7 @@ class OutputTap(FeatureTap):
         """`n_rows` is the most rows of a pass, `n_layers` the number of layers of the model. Among
         `layers`, it stands for the input of the prediction layers (MTP)."""
         super().__init__(layers)
-        self._rows = abi.FloatRows(n_rows, n_values)
+        self._shape = n_rows, n_values
         self._n_layers = n_layers
         self._context: Any = None
 
@@ -96,13 +96,14 @@ class OutputTap(FeatureTap):
                 _ask_for_inputs(context, layer, True)
 
     def _of_pass(self, n_rows: int) -> Sequence[np.ndarray]:
-        return [self._rows.at(self._address_of(layer), n_rows) for layer in self.layers]
+        addresses = map(self._address_of, self.layers)
+        return [abi.float_rows(address, *self._shape)[:n_rows] for address in addresses]
 
-    def _address_of(self, layer: int) -> int | None:
+    def _address_of(self, layer: int) -> int:
         if layer == self._n_layers:
             pointer = llama_cpp_ext.llama_get_embeddings_nextn(self._context)
-            return ctypes.cast(pointer, ctypes.c_void_p).value
-        address: int | None = _inputs_of(self._context, layer)
+            return ctypes.cast(pointer, ctypes.c_void_p).value or 0
+        address: int = _inputs_of(self._context, layer)
         return address
 
 

@@ -20,6 +20,7 @@ from edgespec_runtimes.gguf.borrowed import CopiedWeights
 from edgespec_runtimes.gguf.context.rows import Rows
 from edgespec_runtimes.gguf.context.sequences import HOME, likely_first
 from edgespec_runtimes.gguf.file.heads import HeadShape
+from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.bindings import lib, llama_cpp_ext
 from edgespec_runtimes.gguf.model import GgufModel, Opening
 
@@ -62,9 +63,7 @@ class HiddenStateReader(GgufModel):
         """Output features of the latest computation, [n_rows, values], valid until the next one."""
         n_embd = self._model.n_embd
         pointer = llama_cpp_ext.llama_get_embeddings_nextn(self._context)
-        address = ctypes.cast(pointer, ctypes.c_void_p).value
-        content: Any = (ctypes.c_float * (n_rows * n_embd)).from_address(address or 0)
-        return np.frombuffer(content, np.float32).reshape(n_rows, n_embd)
+        return abi.float_rows(ctypes.cast(pointer, ctypes.c_void_p).value or 0, n_rows, n_embd)
 
     def _release(self) -> None:
         lib.llama_batch_ext_free(self._rows)

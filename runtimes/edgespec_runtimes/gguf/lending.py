@@ -17,7 +17,7 @@ from edgespec.errors import BudgetError, EdgespecError, UsageError
 from edgespec.memory import process
 from edgespec.memory.budget import MIB
 from edgespec_runtimes.gguf.llama import abi, ggml, gpu, rpc
-from edgespec_runtimes.gguf.llama.imports import Import
+from edgespec_runtimes.gguf.llama.imports import import_entries, put_in
 
 HEADROOM_BYTES = 24 * MIB
 """Bytes for messages and graphs, which the library does not count."""
@@ -68,15 +68,16 @@ class LentMemory:
         self._release = ctypes.cast(base.ggml_aligned_free, _Free)
         self._sysconf = ctypes.cast(ctypes.CDLL(None).sysconf, _Sysconf)
         computing, allocating = abi.library_file("ggml-cpu"), abi.library_file("ggml-base")
-        self._imports = (
-            Import(str(computing), ("sysconf",), _Sysconf(self._answer)),
-            Import(str(allocating), ("ggml_aligned_malloc",), _Allocate(self._lend)),
-            Import(str(allocating), ("ggml_aligned_free",), _Free(self._take_back)),
-        )
-        if not all(imported.found for imported in self._imports):
+        self._functions = [
+            (str(computing), "sysconf", _Sysconf(self._answer)),
+            (str(allocating), "ggml_aligned_malloc", _Allocate(self._lend)),
+            (str(allocating), "ggml_aligned_free", _Free(self._take_back)),
+        ]
+        found = [import_entries(library, (name,)) for library, name, _ in self._functions]
+        if not all(found):
             raise UsageError("--memory-budget of a server needs Linux: leave it out")
-        for imported in self._imports:
-            imported.replace()
+        for entries, (_, _, function) in zip(found, self._functions, strict=True):
+            put_in(entries, function)
 
     @property
     def free_bytes(self) -> int:

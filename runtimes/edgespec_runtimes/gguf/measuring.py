@@ -17,7 +17,7 @@ from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.paging.pager import READERS
 from edgespec.paging.reader import STAGING_BYTES
 from edgespec.registry import GpuMemory, ModelRequest
-from edgespec_runtimes.gguf.context import contexts
+from edgespec_runtimes.gguf.context import contexts, windows
 from edgespec_runtimes.gguf.context.recurrent import N_CHECKPOINTS
 from edgespec_runtimes.gguf.context_choice import BATCH_SIZES, ContextChoice
 from edgespec_runtimes.gguf.feature_tap import gives_inputs
@@ -25,8 +25,8 @@ from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.file.mtp import can_guess, skipped
+from edgespec_runtimes.gguf.kernels.invariant_kernels import CELLS_ROUNDED_TO, TILE_ROWS
 from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES
-from edgespec_runtimes.gguf.kernels.reference_kernels import CELLS_ROUNDED_TO, TILE_ROWS
 from edgespec_runtimes.gguf.llama import device_memory, loading
 from edgespec_runtimes.gguf.llama.token_ids import TokenIds
 from edgespec_runtimes.gguf.options import GgufOptions
@@ -137,7 +137,7 @@ class MeasuredGguf:
         shape, sizes = self.contexts[0]
         is_whole = self._request.owner == "target" and not self.offloading.names
         has_windows = contexts.window_shape(self.n_window, shape) is not None
-        fills = contexts.filled_cells(shape) is not None and sizes.has_rows
+        fills = windows.is_supported() and sizes.has_rows
         return is_whole and self.info.tree_capable and fills and not has_windows
 
     @cached_property

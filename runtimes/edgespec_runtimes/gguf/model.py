@@ -22,21 +22,20 @@ from edgespec.ports import PassPart, Progress, StateOrigin, Vocabulary
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context import contexts, state_pieces
-from edgespec_runtimes.gguf.context.cache_memory import FilledCells
+from edgespec_runtimes.gguf.context.cache_memory import CacheMemory
 from edgespec_runtimes.gguf.context.cells import LlamaMemory
 from edgespec_runtimes.gguf.context.recurrent import RecurrentText
 from edgespec_runtimes.gguf.context.recurrent_draft import RecurrentDraft
-from edgespec_runtimes.gguf.context.rows import RowBatch, Rows
+from edgespec_runtimes.gguf.context.rows import RowBatch, Rows, in_order, rows_of
 from edgespec_runtimes.gguf.context.sequences import HOME, Texts
+from edgespec_runtimes.gguf.context.windows import is_supported
 from edgespec_runtimes.gguf.feature_tap import FeatureTap, OutputTap
 from edgespec_runtimes.gguf.file.architectures import Trait, architecture
 from edgespec_runtimes.gguf.kept_texts import KeptTexts
-from edgespec_runtimes.gguf.kernels.invariant_products import InvariantProducts
-from edgespec_runtimes.gguf.kernels.reference_kernels import (
+from edgespec_runtimes.gguf.kernels.invariant_kernels import (
     MIN_TILED_BATCH,
     TILE_ROWS,
-    ReferenceKernels,
-    captured_backends,
+    InvariantKernels,
 )
 from edgespec_runtimes.gguf.llama import abi, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
@@ -88,99 +87,89 @@ class GgufModel(KeptTexts):
     _tap: FeatureTap | None = None
 
     def __init__(self, opening: Opening) -> None:
-        model, shape, info, weights = opening.model, opening.shape, opening.info, opening.weights
-        feature_layers, weight_types = opening.feature_layers, opening.weight_types
+        model, shape, weights = opening.model, opening.shape, opening.weights
         super().__init__(opening.vocabulary, opening.origin, opening.stop, model.users)
-        self._model = model
-        self._shape = shape
-        self._weights = weights
+        self._model, self._shape, self._weights = model, shape, weights
         self._trace = opening.trace
-        invariant = opening.prompts_are_invariant
-        gives_logits = invariant and (
-            Trait.FIRST_LOGITS not in architecture(info.architecture).traits
-        )
-        self.info = replace(
-            info,
-            prompt_batch=shape.n_batch,
-            n_slots=shape.n_slots,
-            prompts_share_passes=opening.is_draft
-            or (
-                gives_logits and (shape.n_slots > 1 or not info.tree_capable) and not feature_layers
-            ),
-            prompts_give_logits=gives_logits and info.tree_capable,
-            used_share=weights.used_share if weights else info.used_share,
-            adjusts=weights is not None,
-        )
         self._tap = tap = _new_tap(opening)
         callback = weights.callback if weights else None
         if isinstance(tap, NodeTap):
             callback = tap.callback
-        self._invariant_products = InvariantProducts(
-            weight_types, weights.packed if weights else ()
+        self._kernels = InvariantKernels(
+            opening.weight_types,
+            (shape.cache_type_k, shape.cache_type_v),
+            weights.packed if weights else (),
         )
-        library, libggml = abi.library_path(), abi.library("ggml")
-        with self._invariant_products, captured_backends(library, libggml) as backends:
-            windows = contexts.windows_of(model, shape)
-            filled = contexts.filled_cells(shape) if info.tree_capable else None
-            caches = windows or filled
+        windows = contexts.windows_of(model, shape)
+        fills = model.tree_capable and is_supported() and not windows
+        caches = CacheMemory() if fills else windows
+        with self._kernels.creating(weights.backends if weights else ()):
             self._context: Any = contexts.new_context(model, shape, callback, opening.stop, caches)
-            self._windows = windows if windows and windows.is_active else None
-        # recurrent state can be stored apart from keys and values
-        keeps = shape.can_save or not model.has_attention
-        has_blocks = info.tree_capable or (keeps and model.has_attention)
-        block_tokens = state_pieces.block_tokens(opening.token_bytes, model.n_window)
-        self.info = replace(
-            self.info,
-            # layers with windows may have freed a block
-            block_tokens=block_tokens if has_blocks and not self._windows else 0,
-            needs_checkpoints=not info.tree_capable and keeps,
-        )
+        self._windows = windows if windows and windows.is_active else None
         if tap is not None:
             tap.begin(self._context)
-        cache_types = (shape.cache_type_k, shape.cache_type_v)
-        self._kernels = ReferenceKernels(
-            abi.library("ggml-cpu"),
-            backends,
-            cache_types,
-            weight_types,
-            weights.backends if weights else (),
-        )
-        self._prompts_are_invariant = invariant
-        if invariant and shape.n_batch >= min(info.n_ctx, self._least_tiled_batch):
-            tile = self._kernels.prompt_tile(shape.prompts_in_tiles)
-            self.info = replace(self.info, prompt_tile=tile)
         n_branches = shape.n_branches - 1
-        spare = shape.n_slots + n_branches
-        self._memory = LlamaMemory(
-            self._context, spare + (shape.tile > 1), caches, is_hybrid=model.is_hybrid
-        )
-        fill = _filling(filled if caches is filled else None, weights)
-        cells = self._memory, self._windows, shape.tile, fill
-        self._texts = Texts(shape.n_slots, n_branches, shape.n_cells, *cells)
-        self._recurrent = RecurrentText(
-            self._memory, self._texts, opening.checkpoint_bytes, rolls_back=shape.n_rollback > 0
-        )
+        spare = shape.n_slots + n_branches + (shape.tile > 1)
+        self._memory = LlamaMemory(self._context, spare, caches, is_hybrid=model.is_hybrid)
+        fill: tuple[Any, ...] = ()
+        if fills and caches and caches.is_active:
+            fill = (caches,)
+            if weights:  # which have had its memory
+                weights.context = caches.size(shape.n_cells)
+                fill = caches, weights.fill_context
+        cells = self._memory, self._windows, shape.tile
+        self._texts = Texts(shape.n_slots, n_branches, shape.n_cells, *cells, *fill)
         if opening.is_draft and not model.tree_capable:
             sizes = shape.n_seq, shape.largest_batch
-            self._recurrent = RecurrentDraft(self._memory, self._texts, *sizes)
-            n_lines = max(1, shape.n_branches - 1)  # and the root's state
-            whole = replace(self.info, tree_capable=True, max_branches=n_lines)
-            self.info = replace(whole, block_tokens=0, needs_checkpoints=False)
+            self._recurrent: RecurrentText = RecurrentDraft(self._memory, self._texts, *sizes)
+        else:
+            self._recurrent = RecurrentText(
+                self._memory, self._texts, opening.checkpoint_bytes, rolls_back=shape.n_rollback > 0
+            )
+        self._most_logits = shape.n_rows, model.n_vocab
         self._batch = RowBatch(shape.largest_batch, shape.n_seq, opening.n_embedded)
-        self._logit_rows = abi.FloatRows(shape.n_rows, model.n_vocab)
         self._threads = spinning_threads() if shape.n_threads > 1 else None
+        self._prompts_are_invariant = opening.prompts_are_invariant
+        self.info = self._described(opening)
+
+    def _described(self, opening: Opening) -> ModelInfo:
+        """The model as the engine sees it."""
+        model, shape, weights, info = opening.model, opening.shape, opening.weights, opening.info
+        takes_trees, is_invariant = model.tree_capable, opening.prompts_are_invariant
+        graph = architecture(info.architecture).traits
+        gives_logits = is_invariant and Trait.FIRST_LOGITS not in graph
+        shares = gives_logits and (shape.n_slots > 1 or not takes_trees)
+        # recurrent state can be stored apart from keys and values
+        keeps = shape.can_save or not model.has_attention
+        has_blocks = takes_trees or (keeps and model.has_attention)
+        block_tokens = state_pieces.block_tokens(opening.token_bytes, model.n_window)
+        # below MIN_TILED_BATCH some rows are computed twice
+        goes_back = takes_trees and shape.n_slots == 1 and not self._windows
+        least_batch = min(info.n_ctx, TILE_ROWS if goes_back else MIN_TILED_BATCH)
+        has_tiles = is_invariant and shape.n_batch >= least_batch
+        info = replace(
+            info,
+            prompt_batch=shape.n_batch,
+            n_slots=shape.n_slots,
+            prompts_share_passes=opening.is_draft or (shares and not opening.feature_layers),
+            prompts_give_logits=gives_logits and takes_trees,
+            prompt_tile=self._kernels.prompt_tile(shape.prompts_in_tiles) if has_tiles else 0,
+            used_share=weights.used_share if weights else info.used_share,
+            adjusts=weights is not None,
+            # layers with windows may have freed a block
+            block_tokens=block_tokens if has_blocks and not self._windows else 0,
+            needs_checkpoints=not takes_trees and keeps,
+        )
+        if takes_trees or not opening.is_draft:
+            return info
+        n_lines = max(1, shape.n_branches - 1)  # and the root's state
+        whole = replace(info, tree_capable=True, max_branches=n_lines)
+        return replace(whole, block_tokens=0, needs_checkpoints=False)
 
     @property
     def paged_tensors(self) -> Mapping[str, int]:
         """Addresses of its paged tensors by name."""
         return self._weights.tensors if self._weights else {}
-
-    @property
-    def _least_tiled_batch(self) -> int:
-        """Fewest tokens of a batch with which prompts can be computed in tiles; below
-        MIN_TILED_BATCH some rows are computed twice."""
-        may_go_back = self._model.tree_capable and self.info.n_slots == 1 and not self._windows
-        return TILE_ROWS if may_go_back else MIN_TILED_BATCH
 
     def committed_of(self, slot: int) -> int:
         return self._texts.all[slot].n_committed + len(self._recurrent.lag)
@@ -270,7 +259,7 @@ class GgufModel(KeptTexts):
             committed = {p.slot: self._texts.all[p.slot].n_committed for p in parts}
             begin = layout.top
             try:
-                rows = Rows.of(parts, self._texts)
+                rows = rows_of(parts, self._texts)
             except UsageError:
                 self._texts.truncate(committed)
                 raise
@@ -279,7 +268,7 @@ class GgufModel(KeptTexts):
             if self._tap is not None:
                 self._tap.hand_over_rows(committed.get(0, 0), rows.first_reads, n_rows)
                 self._tap.keep_rows(rows.row_of_key, n_rows)
-            return rows.in_order(self._logits(n_rows - rows.n_read))
+            return in_order(self._logits(n_rows - rows.n_read), rows.orders)
 
     def _evaluate_lines(self, part: PassPart) -> np.ndarray:
         """`_evaluate` of a recurrent model's text."""
@@ -311,7 +300,7 @@ class GgufModel(KeptTexts):
 
     def _logits(self, n_rows: int) -> np.ndarray:
         """Logits of the latest pass, valid until the next one."""
-        return self._logit_rows.at(_address_of_logits(self._context), n_rows)
+        return abi.float_rows(_address_of_logits(self._context), *self._most_logits)[:n_rows]
 
     def commit(
         self, pool: Pool, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
@@ -351,7 +340,6 @@ class GgufModel(KeptTexts):
 
     def _release(self) -> None:
         super()._release()
-        self._batch.free()
         lib.llama_free(self._context)
         self._context = None
         close_all(self._model.close, *((self._weights.close,) if self._weights else ()))
@@ -372,7 +360,7 @@ class GgufModel(KeptTexts):
                 self._tap.begin_pass(n_rows)
             if self._weights:
                 self._weights.begin_pass(on_segment)
-            with self._invariant_products:
+            with self._kernels:
                 code = self._compute(rows, with_logits)
             self._n_passes += 1
             self._n_rows += n_rows
@@ -385,7 +373,7 @@ class GgufModel(KeptTexts):
             if self._trace.is_on:
                 end_s = time.perf_counter()
                 self._trace.add(Track.TARGET, "pass", begun_s, end_s, tokens=n_rows)
-        if failure is None and self._stop.is_set():
+        if failure is None and self._stop.is_set:
             failure = Cancelled("the model was asked to stop")
         if failure is None and code:
             failure = EdgespecError(_decode_failure(code))
@@ -424,19 +412,6 @@ def _new_tap(opening: Opening) -> FeatureTap | None:
     return NodeTap(
         layers, model.n_embd, n_rows, opening.weights.on_node if opening.weights else None
     )
-
-
-def _filling(
-    filled: FilledCells | None, weights: PagedWeights | None
-) -> Callable[[int], object] | None:
-    """A function that makes room for the first cells of the context, up to a number: paged weights
-    have had their memory."""
-    if filled is None or not filled.is_active:
-        return None
-    if weights is None:
-        return filled.fill
-    weights.context = filled.size
-    return lambda n_cells: weights.fill_context(filled.fill(n_cells))
 
 
 def _decode_failure(code: int) -> str:

@@ -23,7 +23,7 @@ from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.mtp import has_layers, obstacle
 from edgespec_runtimes.gguf.file.trimmed_header import trimmed_bytes
-from edgespec_runtimes.gguf.kernels.invariant_products import can_replace_products
+from edgespec_runtimes.gguf.kernels.invariant_kernels import can_replace_products
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.token_ids import NoTexts, TokenIds
@@ -164,7 +164,7 @@ class PreparedGguf(PreparedModel):
         return self._open(opened[0], shape, opened[1])
 
     def cancel(self) -> None:
-        self._stop.set()
+        self._stop.is_set = True
 
     def close(self) -> None:
         self._measured.mapped.close()

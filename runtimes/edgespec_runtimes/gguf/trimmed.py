@@ -6,7 +6,7 @@ Of its matrices, those that the target pins are the target's own, and only the r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -28,7 +28,6 @@ from edgespec_runtimes.gguf.file.layout import EMBEDDINGS
 from edgespec_runtimes.gguf.file.trimmed_header import TrimmedShape, trimmed_shape
 from edgespec_runtimes.gguf.kernels.packer import Packer
 from edgespec_runtimes.gguf.llama import abi, ggml
-from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.model import GgufModel, Opening
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from edgespec_runtimes.gguf.weights import row_tables
@@ -100,7 +99,7 @@ class PreparedTrimmed(PreparedGguf):
         )
         try:
             with self._phase("weights"):
-                weights.fill(self._stop, progress)
+                weights.fill(lambda: self._stop.is_set, progress)
         except BaseException:
             close_all(weights.close, model.close)
             raise
@@ -188,7 +187,7 @@ class TrimmedModel(GgufModel):
             begin += n
 
     def _compute(self, rows: Rows, with_logits: Collection[int]) -> int:
-        self._table.write(rows.tokens, self._batch.embeddings(len(rows)))
+        self._table.write(rows.tokens, self._batch.embeddings[: len(rows.tokens)])
         return super()._compute(rows, with_logits)
 
     def _release(self) -> None:
@@ -247,14 +246,14 @@ class SharedWeights(Closeable):
         self._memory = PinnedSegments()
         self._packer = Packer()
 
-    def fill(self, stop: AbortFlag, progress: Progress | None) -> None:
-        """Read the draft's own weights. Raises WeightReadError, and Cancelled once `stop` is
-        set."""
+    def fill(self, is_stopped: Callable[[], bool], progress: Progress | None) -> None:
+        """Read the draft's own weights. Raises WeightReadError, and Cancelled once
+        `is_stopped`."""
         packed = packed_fields(self._packer, self._header, self._groups)
         reader = DirectReader(self._header.paths)
         try:
-            for group in one_by_one(self._groups, stop.is_set, "reading weights", progress):
-                base = self._memory.load(group.segment, reader, stop.is_set)
+            for group in one_by_one(self._groups, is_stopped, "reading weights", progress):
+                base = self._memory.load(group.segment, reader, is_stopped)
                 for weight, offset in offsets(group):
                     weight.pointer.value = base + offset
                     if self._nested and weight.entry.name in self._nested.names:

@@ -27,9 +27,7 @@ from edgespec_runtimes.kit.segmented import SegmentedWeights
 class Stoppable(Protocol):
     """A flag of a library that ends its running computation."""
 
-    def set(self) -> None: ...
-    def clear(self) -> None: ...
-    def is_set(self) -> bool: ...
+    is_set: bool
 
 
 class RunningModel(LanguageModel):
@@ -108,7 +106,7 @@ class RunningModel(LanguageModel):
     def cancel(self) -> None:
         with self._state:
             if self._is_running:
-                self._stop.set()
+                self._stop.is_set = True
                 if self._weights:
                     self._weights.cancel()
 
@@ -149,7 +147,7 @@ class RunningModel(LanguageModel):
         self._n_passes = self._n_rows = 0
         with self._users.use():
             with self._state:
-                self._stop.clear()
+                self._stop.is_set = False
                 if self._weights:
                     self._weights.resume()
                 self._is_running = True
@@ -158,7 +156,7 @@ class RunningModel(LanguageModel):
             finally:
                 with self._state:
                     self._is_running = False
-                    self._stop.clear()
+                    self._stop.is_set = False
         wall_s = time.perf_counter() - begun_s
         if not stores:
             self.last_report = PassReport(wall_s, passes=self._n_passes, n_tokens=self._n_rows)

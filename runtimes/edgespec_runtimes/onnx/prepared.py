@@ -113,7 +113,7 @@ class PreparedOnnx(PreparedModel):
             self.info = self._describe(source)
             self._capacity = self.info.n_ctx + TREES_OF_ROOM * self.info.max_nodes
         with self._phase("cutting"):
-            source = artifacts.aligned(source, self._stop.is_set)
+            source = artifacts.aligned(source, self._is_stopped)
             self._source = trimmed(self._graph.graph, source, self._capacity)
             fit = partial(
                 FittedDecoder,
@@ -212,7 +212,10 @@ class PreparedOnnx(PreparedModel):
         return self._load_resident(progress)
 
     def cancel(self) -> None:
-        self._stop.set()
+        self._stop.is_set = True
+
+    def _is_stopped(self) -> bool:
+        return self._stop.is_set
 
     def close(self) -> None:
         if self._opened:
@@ -306,7 +309,7 @@ class PreparedOnnx(PreparedModel):
             self._deployed.check(session)
             for file in self._source.files:
                 copy_mapped(file)
-            collapse_resident(self._stop.is_set)
+            collapse_resident(self._is_stopped)
             inputs = tuple((name, name) for name in session.inputs)
             outputs = tuple((name, name) for name in session.outputs)
             one_piece = Cut((), (Piece("model", 0, 0, inputs, (), outputs),), ())
@@ -317,7 +320,7 @@ class PreparedOnnx(PreparedModel):
         with self._phase("pinned weights"), ExitStack() as on_failure:
             fitted = self._deployed.fitted
             tables = []
-            for name, table in open_tables(fitted.cut, self._source, self._stop.is_set, progress):
+            for name, table in open_tables(fitted.cut, self._source, self._is_stopped, progress):
                 on_failure.callback(table.close)
                 tables.append((name, table))
             if not self._deployed.sessions:
@@ -330,13 +333,13 @@ class PreparedOnnx(PreparedModel):
                 sessions,
                 fitted.groups,
                 plan,
-                self._stop.is_set,
+                self._is_stopped,
                 self._request.trace,
                 self._request.read_limit,
             )
             on_failure.callback(weights.close)
             weights.fill(progress)
-            collapse_resident(self._stop.is_set)
+            collapse_resident(self._is_stopped)
             on_failure.pop_all()
         return self._open(fitted.cut, None, weights, tables)
 
@@ -346,7 +349,7 @@ class PreparedOnnx(PreparedModel):
             return PackedWeights if self._has(PACKED) else OnnxWeights
         cut, n_threads = deployment.fitted.cut, self._n_threads
         file = records(
-            cut, self._source, layouts, n_threads, made_by(cut), self._stop.is_set, progress
+            cut, self._source, layouts, n_threads, made_by(cut), self._is_stopped, progress
         )
         return partial(ExchangingWeights, records=file, layouts=layouts, n_threads=n_threads)
 

@@ -19,8 +19,6 @@ from edgespec_runtimes.kit.segmented import ContextSize
 
 _GIVE_BACK, _NO_HUGE_PAGES = 4, 15
 """Linux's `MADV_DONTNEED` and `MADV_NOHUGEPAGE`; Python has the names on Linux only."""
-SLACK_CELLS = 256
-"""Fewest cells whose memory is worth giving back: the next guesses take some of it again."""
 _Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _Clear = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint8)
 
@@ -35,7 +33,7 @@ class CacheTensor(NamedTuple):
 class CacheMemory:
     """The buffers of a context's KV caches, or of some of them, in this process's memory."""
 
-    def __init__(self, is_wanted: Callable[[Sequence[str]], bool]) -> None:
+    def __init__(self, is_wanted: Callable[[Sequence[str]], bool] = lambda _: True) -> None:
         """`is_wanted` tells by llama.cpp's messages so far whether it creates a wanted cache."""
         self.tensors: list[CacheTensor] = []
         self._is_wanted = is_wanted
@@ -87,6 +85,12 @@ class CacheMemory:
         """True if there are such caches in the process's memory."""
         return bool(self.tensors)
 
+    def size(self, n_cells: int) -> ContextSize:
+        """The memory that so many cells take, cell by cell."""
+        cell_bytes = sum(tensor.row_bytes for tensor in self.tensors)
+        # the pages at both ends of what is filled are whole
+        return ContextSize(n_cells, cell_bytes, 2 * mmap.PAGESIZE * len(self.tensors))
+
     def free(self, begin: int, end: int) -> None:
         """Return the whole pages of cells from `begin` to `end` to the system."""
         for address, row_bytes in self.tensors:
@@ -123,33 +127,6 @@ class CacheMemory:
         first, last = whole_pages(begin, end)
         if first < last:
             self._madvise(first, last - first, advice)
-
-
-class FilledCells(CacheMemory):
-    """The cells of all caches, of which those up to a number may have content."""
-
-    def __init__(self, n_cells: int) -> None:
-        super().__init__(lambda _: True)
-        self._n_cells = n_cells
-        self.n_filled = 0
-        """Cells from here on take no memory."""
-
-    @property
-    def size(self) -> ContextSize:
-        """Number of the cells, and bytes that each takes once it is filled."""
-        cell_bytes = sum(tensor.row_bytes for tensor in self.tensors)
-        # the pages at both ends of what is filled are whole
-        return ContextSize(self._n_cells, cell_bytes, 2 * mmap.PAGESIZE * len(self.tensors))
-
-    def fill(self, n_cells: int) -> int:
-        """Call before cells up to `n_cells` are written, after which none has content; returns how
-        many may have memory."""
-        n_cells = min(n_cells, self._n_cells)
-        if n_cells + SLACK_CELLS < self.n_filled:
-            self.free(n_cells, self.n_filled)
-            self.n_filled = n_cells
-        self.n_filled = max(self.n_filled, n_cells)
-        return self.n_filled
 
 
 def values_are_rows(log_lines: Sequence[str]) -> bool:

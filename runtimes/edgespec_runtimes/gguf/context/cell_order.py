@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edgespec_runtimes.gguf.context.cache_memory import CacheMemory
 from edgespec_runtimes.gguf.context.cell_moves import CellMoves, UsedCell, merged
 from edgespec_runtimes.gguf.context.cells import LlamaMemory
 from edgespec_runtimes.gguf.context.windows import WindowCells
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 MIN_WASTE = 256
 """Dropped cells for which compacting is not worthwhile: attention processes cells in such units."""
+SLACK_CELLS = 256
+"""Fewest cells whose memory is worth giving back: the next guesses take some of it again."""
 WASTE_SHARE = 0.5
 """Largest share of dropped cells, relative to the cells in use."""
 
@@ -41,11 +44,13 @@ class CellLayout:
         spare: int,
         windows: WindowCells | None = None,
         tile: int = 1,
-        fill: Callable[[int], object] | None = None,
+        caches: CacheMemory | None = None,
+        on_fill: Callable[[int], object] = lambda _: None,
     ) -> None:
         """`windows` are the cells of sliding-window layers, if they free cells. `tile`: cells of a
         tile of attention, which `make_room` may align; `n_cells` has one more for each text.
-        `fill` is called before the first cells, up to a number, are filled."""
+        `caches` take memory as cells are filled; `on_fill` is called before the first ones, up to
+        a number, have it."""
         self.memory = memory
         self.windows = windows
         self.texts: list[Branches] = []
@@ -54,7 +59,10 @@ class CellLayout:
         """Number of tokens moved so far."""
         self.n_cells = n_cells
         self.tile = tile
-        self._fill_up_to = fill or (lambda _: None)
+        self._caches = caches
+        self._on_fill = on_fill
+        self._n_touched = 0
+        """Cells from here on take no memory."""
         self._spare = spare
         self._waste: set[int] = set()
         """Dropped cells in the spare sequence, and filled ones."""
@@ -171,6 +179,16 @@ class CellLayout:
         self.top = begin + len(order)
         self._waste = {begin + n for n, place in enumerate(order) if place is None}
         self._n_filled = len(self._waste)
+
+    def _fill_up_to(self, n_cells: int) -> None:
+        """Call before cells up to `n_cells` are written, after which none has content."""
+        if self._caches is not None:
+            n_cells = min(n_cells, self.n_cells)
+            if n_cells + SLACK_CELLS < self._n_touched:
+                self._caches.free(n_cells, self._n_touched)
+                self._n_touched = n_cells
+            self._n_touched = max(self._n_touched, n_cells)
+            self._on_fill(self._n_touched)
 
     def _by_text(
         self, in_use: Mapping[int, UsedCell], last: Branches | None

@@ -15,18 +15,17 @@ from typing import Any, NamedTuple
 
 from edgespec.errors import UsageError
 from edgespec.memory.budget import MIB
-from edgespec_runtimes.gguf.context.cache_memory import CacheMemory, FilledCells, values_are_rows
+from edgespec_runtimes.gguf.context.cache_memory import CacheMemory, values_are_rows
 from edgespec_runtimes.gguf.context.cell_order import MIN_WASTE
 from edgespec_runtimes.gguf.context.windows import (
     WindowCells,
     WindowShape,
     is_for_windows,
-    is_supported,
     n_ends,
 )
 from edgespec_runtimes.gguf.file.layout import KINDS
 from edgespec_runtimes.gguf.llama import abi, ggml, log
-from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.abort import AbortFlag, abort_callback
 from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.llama.imports import replaced_import
 from edgespec_runtimes.gguf.llama.loading import Model
@@ -273,12 +272,6 @@ def windows_of(model: Model, shape: ContextShape) -> WindowCells | None:
     return WindowCells(window.n_window, shape.n_cells, n_ends(window.n_window, shape.n_ctx))
 
 
-def filled_cells(shape: ContextShape) -> FilledCells | None:
-    """The cells of a context whose memory is taken as they are filled, if pages can be given
-    back."""
-    return FilledCells(shape.n_cells) if is_supported() else None
-
-
 def new_context(
     model: Model,
     shape: ContextShape,
@@ -293,8 +286,8 @@ def new_context(
     params = _params(model, shape)
     if cb_eval is not None:
         params.cb_eval = cb_eval
-    params.abort_callback = stop.callback
-    params.abort_callback_data = stop.address
+    params.abort_callback = abort_callback()
+    params.abort_callback_data = ctypes.addressof(stop)
     with log.captured() as lines, caches.captured(lines) if caches else nullcontext():
         handle = lib.llama_init_from_model(model.handle, params)
     if not handle:

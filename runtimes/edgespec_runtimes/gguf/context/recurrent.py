@@ -38,6 +38,11 @@ class LineRows(Rows):
     row_of: dict[int, int] = field(default_factory=dict)
     """First row of each node."""
 
+    def add(self, tokens: Sequence[int], positions: Sequence[int], sequence: int) -> None:
+        self.tokens += tokens
+        self.positions += positions
+        self.sequences += [[sequence]] * len(tokens)
+
 
 class RecurrentText:
     """The only text of a recurrent model, in the sequence HOME, with its checkpoints."""
@@ -82,7 +87,7 @@ class RecurrentText:
             tokens = [*before, *(int(pool.token[node]) for node in line)]
             tokens += tokens[-1:] * (longest - len(line))
             positions = range(begin, begin + len(tokens))
-            found.extend(tokens, positions, [[sequence]] * len(tokens))
+            found.add(tokens, positions, sequence)
         self._first = [int(pool.key[node]) for node in lines[0]] if lines else []
         self._before, self._longest = before, longest
         self._copies = range(HOME + 1, first + max(1, len(lines)))

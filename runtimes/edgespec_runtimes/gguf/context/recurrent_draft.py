@@ -51,7 +51,7 @@ class RecurrentDraft(RecurrentText):
                     found.row_of.setdefault(node, len(found) + len(before) + n)
             tokens = [*before, *(int(pool.token[node]) for node in line[held:])]
             first = begin if source == HOME else begin + len(self.lag) + held
-            found.extend(tokens, range(first, first + len(tokens)), [[sequence]] * len(tokens))
+            found.add(tokens, range(first, first + len(tokens)), sequence)
         if len(found) > self._most_rows:
             raise UsageError(f"a pass takes up to {self._most_rows} rows, not {len(found)}")
         return found

@@ -33,60 +33,51 @@ class Rows:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def extend(
-        self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        sequences: Sequence[list[int]],
-    ) -> None:
-        self.tokens.extend(tokens)
-        self.positions.extend(positions)
-        self.sequences.extend(sequences)
 
-    @classmethod
-    def of(cls, parts: Sequence[PassPart], texts: Texts) -> Rows:
-        """Assign cells and sequences to the rows of `parts`; prompt tokens are committed.
+def rows_of(parts: Sequence[PassPart], texts: Texts) -> Rows:
+    """Assign cells and sequences to the rows of `parts`; prompt tokens are committed.
 
-        Raises UsageError if there are too few branches.
-        """
-        rows = cls()
-        for slot, _, nodes, reads, _ in parts:
-            if reads:
-                assert len(nodes) <= 1, "no other sequence holds them yet"
-                if slot == 0:
-                    rows.first_reads = range(len(rows), len(rows) + len(reads))
-                branches = texts.all[slot]
-                begin = branches.n_committed
-                homes = [[branches.home]] * len(reads)
-                rows.extend([*map(int, reads)], range(begin, begin + len(reads)), homes)
-                branches.read(len(reads))
-        rows.n_read = len(rows.tokens)
-        for slot, pool, nodes, *_ in parts:
-            branches = texts.all[slot]
-            begin, first = branches.n_committed, len(rows.tokens)
-            ordered = likely_first(pool, nodes)
-            row_of = {node: first + n for n, node in enumerate(ordered)}
-            rows.orders.append([row_of[node] - rows.n_read for node in nodes])
-            rows.extend(
-                [int(pool.token[node]) for node in ordered],
-                [begin + int(pool.depth[node]) for node in ordered],
-                branches.place(pool, ordered),
-            )
+    Raises UsageError if there are too few branches.
+    """
+    rows = Rows()
+    for slot, _, nodes, reads, _ in parts:
+        if reads:
+            assert len(nodes) <= 1, "no other sequence holds them yet"
+            first, n_reads = len(rows.tokens), len(reads)
             if slot == 0:
-                rows.row_of_key = {int(pool.key[node]): row for node, row in row_of.items()}
-        return rows
+                rows.first_reads = range(first, first + n_reads)
+            branches = texts.all[slot]
+            begin = branches.n_committed
+            rows.tokens += map(int, reads)
+            rows.positions += range(begin, begin + n_reads)
+            rows.sequences += [[branches.home]] * n_reads
+            branches.read(n_reads)
+    rows.n_read = len(rows.tokens)
+    for slot, pool, nodes, *_ in parts:
+        branches = texts.all[slot]
+        begin, first = branches.n_committed, len(rows.tokens)
+        ordered = likely_first(pool, nodes)
+        row_of = {node: first + n for n, node in enumerate(ordered)}
+        rows.orders.append([row_of[node] - rows.n_read for node in nodes])
+        rows.tokens += (int(pool.token[node]) for node in ordered)
+        rows.positions += (begin + int(pool.depth[node]) for node in ordered)
+        rows.sequences += branches.place(pool, ordered)
+        if slot == 0:
+            rows.row_of_key = {int(pool.key[node]): row for node, row in row_of.items()}
+    return rows
 
-    def in_order(self, logits: np.ndarray) -> list[np.ndarray]:
-        """The rows of each part in the order of its nodes: views of `logits`, sorted in place."""
-        if len(self.orders) == len(logits) == 1:
-            return [logits]
-        parts, begin = [], 0
-        for order in self.orders:
-            part = logits[begin : begin + len(order)]
-            permute(part, [row - begin for row in order])
-            parts.append(part)
-            begin += len(order)
-        return parts
+
+def in_order(logits: np.ndarray, orders: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """The rows of each part in the order of its nodes: views of `logits`, sorted in place."""
+    if len(orders) == len(logits) == 1:
+        return [logits]
+    parts, begin = [], 0
+    for order in orders:
+        part = logits[begin : begin + len(order)]
+        permute(part, [row - begin for row in order])
+        parts.append(part)
+        begin += len(order)
+    return parts
 
 
 def permute(rows: np.ndarray, order: Sequence[int]) -> None:
@@ -109,46 +100,41 @@ _N_SECTIONS = 4
 
 
 class RowBatch:
-    """llama.cpp's batch of the rows of a pass."""
+    """llama.cpp's batch of the rows of a pass, in arrays of ours."""
 
     def __init__(self, n_rows: int, n_sequences: int, n_values: int = 0) -> None:
-        """Allocate a batch of `n_rows` rows in up to `n_sequences` sequences each.
+        """A batch of up to `n_rows` rows in up to `n_sequences` sequences each.
 
         Rows are tokens, or embeddings of `n_values`.
         """
-        self.raw = batch = lib.llama_batch_init(n_rows, n_values, n_sequences)
-        self._own_positions = ctypes.cast(batch.pos, ctypes.c_void_p).value or 0
+        self.embeddings = np.zeros((n_rows, n_values), np.float32)
+        """Embeddings of rows, to be written: float32 [n_rows, n_values]."""
         # embeddings have positions in each of the sections that some models rotate
-        self._positions = (ctypes.c_int32 * (_N_SECTIONS * n_rows if n_values else 0))()
-        if n_values:
-            batch.pos = ctypes.cast(self._positions, type(batch.pos))
-        # each access to a field of the struct creates a new pointer
-        self._fields = batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits
-        self._n_values = n_values
+        self._n_sections = _N_SECTIONS if n_values else 1
+        self._tokens = np.zeros(n_rows, np.int32)
+        self._positions = np.zeros(self._n_sections * n_rows, np.int32)
+        self._ids = np.zeros((n_rows, n_sequences), np.int32)
+        self._ids_of_row = self._ids.ctypes.data + 4 * n_sequences * np.arange(n_rows)
+        self._n_ids = np.zeros(n_rows, np.int32)
+        self._logits = np.zeros(n_rows, np.int8)
+        self.raw: Any = lib.llama_batch()
+        for name, array in (
+            ("embd", self.embeddings) if n_values else ("token", self._tokens),
+            ("pos", self._positions),
+            ("n_seq_id", self._n_ids),
+            ("seq_id", self._ids_of_row),
+            ("logits", self._logits),
+        ):
+            pointer = type(getattr(self.raw, name))
+            setattr(self.raw, name, ctypes.cast(array.ctypes.data, pointer))
 
     def fill(self, rows: Rows, with_logits: Collection[int]) -> None:
         """Set the batch to `rows`; `with_logits` has the indices of rows that need logits."""
-        self.raw.n_tokens = len(rows.tokens)
-        row_token, row_position, row_n_ids, row_ids, row_logits = self._fields
-        columns = zip(rows.tokens, rows.positions, rows.sequences, strict=True)
-        for i, (token, position, ids) in enumerate(columns):
-            if not self._n_values:
-                row_token[i] = token
-            row_position[i] = position
-            row_n_ids[i] = len(ids)
-            ids_of_row = row_ids[i]
-            for j, sequence in enumerate(ids):
-                ids_of_row[j] = sequence
-            row_logits[i] = i in with_logits
-        if self._n_values:
-            self._positions[: _N_SECTIONS * len(rows)] = [*rows.positions] * _N_SECTIONS
-
-    def embeddings(self, n_rows: int) -> np.ndarray:
-        """Embeddings of the first `n_rows` rows, float32 [n_rows, n_values], to be written."""
-        address = ctypes.cast(self.raw.embd, ctypes.c_void_p).value
-        content: Any = (ctypes.c_float * (n_rows * self._n_values)).from_address(address or 0)
-        return np.frombuffer(content, np.float32).reshape(n_rows, self._n_values)
-
-    def free(self) -> None:
-        self.raw.pos = ctypes.cast(self._own_positions, type(self.raw.pos))
-        lib.llama_batch_free(self.raw)
+        n = self.raw.n_tokens = len(rows.tokens)
+        self._tokens[:n] = rows.tokens
+        self._positions[: n * self._n_sections] = rows.positions * self._n_sections
+        for row, ids in enumerate(rows.sequences):
+            self._n_ids[row] = len(ids)
+            self._ids[row, : len(ids)] = ids
+        self._logits[:n] = 0
+        self._logits[[*with_logits]] = 1

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from edgespec.errors import UsageError
 from edgespec.pool import Pool
+from edgespec_runtimes.gguf.context.cache_memory import CacheMemory
 from edgespec_runtimes.gguf.context.cell_moves import UsedCell
 from edgespec_runtimes.gguf.context.cell_order import CellLayout
 from edgespec_runtimes.gguf.context.cells import LlamaMemory
@@ -35,14 +36,15 @@ class Texts:
         memory: LlamaMemory,
         windows: WindowCells | None = None,
         tile: int = 1,
-        fill: Callable[[int], object] | None = None,
+        caches: CacheMemory | None = None,
+        on_fill: Callable[[int], object] = lambda _: None,
     ) -> None:
         """A cache of `n_cells` with `n_branches` sequences besides the texts' own.
 
-        `windows` are the cells of sliding-window layers, if they free cells; `tile` and `fill` are
-        `CellLayout`'s.
+        The others are `CellLayout`'s.
         """
-        self.layout = CellLayout(memory, n_cells, n_slots + n_branches, windows, tile, fill)
+        spare = n_slots + n_branches
+        self.layout = CellLayout(memory, n_cells, spare, windows, tile, caches, on_fill)
         self._free: list[int] = list(range(n_slots, n_slots + n_branches))[::-1]
         """Empty sequences for branches."""
         self.all: list[Branches] = [Branches(text, self) for text in range(n_slots)]

@@ -65,24 +65,12 @@ def name_of(tensor: int) -> bytes:
     return ctypes.string_at(tensor + NAME_OFFSET)
 
 
-class FloatRows:
-    """Views of float32 matrices in llama.cpp's memory, one for each address: creating one takes as
-    long as copying many rows."""
-
-    def __init__(self, n_rows: int, n_values: int) -> None:
-        """A matrix has at most `n_rows` rows of `n_values`."""
-        self._shape = (n_rows, n_values)
-        self._views: dict[int, np.ndarray] = {}
-
-    def at(self, address: int | None, n_rows: int) -> np.ndarray:
-        """The first `n_rows` rows of the matrix at an address."""
-        view = self._views.get(address or 0)
-        if view is None:
-            n_most, n_values = self._shape
-            content: Any = (ctypes.c_float * (n_most * n_values)).from_address(address or 0)
-            view = np.frombuffer(content, np.float32).reshape(n_most, n_values)
-            self._views[address or 0] = view
-        return view[:n_rows]
+@functools.lru_cache(maxsize=64)
+def float_rows(address: int, n_rows: int, n_values: int) -> np.ndarray:
+    """A view of a float32 matrix in llama.cpp's memory, [n_rows, n_values]. It is kept, because
+    creating one takes as long as copying many rows."""
+    content: Any = (ctypes.c_float * (n_rows * n_values)).from_address(address)
+    return np.frombuffer(content, np.float32).reshape(n_rows, n_values)
 
 
 def int32_rows(tensor: int) -> np.ndarray:

@@ -5,35 +5,25 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+from typing import Any
 
 from edgespec_runtimes.gguf.llama.bindings import lib
 
 
-class AbortFlag:
+class AbortFlag(ctypes.Structure):
     """A flag that llama.cpp polls without entering Python.
 
     llama.cpp calls an abort callback `bool f(void *)` before every node. libc's strlen serves as
     one: it returns 0 for an empty string (continue) and 1 for one character (abort).
     """
 
-    def __init__(self) -> None:
-        self._text = ctypes.create_string_buffer(b"", 2)
-        self.callback = lib.ggml_abort_callback(_pointer_to_strlen())
-        self.address = ctypes.addressof(self._text)
-
-    def set(self) -> None:
-        self._text.value = b"x"
-
-    def clear(self) -> None:
-        self._text.value = b""
-
-    def is_set(self) -> bool:
-        return bool(self._text.value)
+    _fields_ = [("is_set", ctypes.c_bool), ("end", ctypes.c_char)]
 
 
 @functools.cache
-def _pointer_to_strlen() -> int:
+def abort_callback() -> Any:
+    """The callback, which is given the address of a flag."""
     libc = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
     address = ctypes.cast(libc.strlen, ctypes.c_void_p).value
     assert address is not None
-    return address
+    return lib.ggml_abort_callback(address)

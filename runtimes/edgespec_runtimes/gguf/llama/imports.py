@@ -1,8 +1,7 @@
 """Temporarily replaces functions that a loaded library imports; knows ELF, but no models.
 
-`replaced_import` is for one use, `Import` for switching in every pass. Only the library's own entry
-in its global offset table changes, so calls from other libraries do not. Linux only: elsewhere
-nothing is replaced, which callers can check.
+Only the library's own entry in its global offset table changes, so calls from other libraries do
+not. Linux only: elsewhere nothing is replaced, which callers can check.
 """
 
 from __future__ import annotations
@@ -39,53 +38,27 @@ def replaced_import(library: str, names: Collection[str], replacement: Any) -> I
     thread at a time replaces imports.
     """
     with _patching:
-        entry = Import(library, names, replacement)
-        entry.replace()
+        entries = import_entries(library, names)
+        before = [entry.value for entry in entries]
+        put_in(entries, replacement)
         try:
-            yield entry.found
+            yield bool(entries)
         finally:
-            entry.put_back()
+            for entry, value in zip(entries, before, strict=True):
+                entry.value = value
 
 
-class Import:
-    """An import that any thread may replace and restore.
+def import_entries(library: str, names: Collection[str]) -> list[ctypes.c_uint64]:
+    """The entries through which `library` calls one of `names`, to read and to write; none where
+    they cannot be replaced."""
+    slots = _import_slots(library, names) if sys.platform == "linux" else []
+    return [*map(ctypes.c_uint64.from_address, slots)] if all(map(_make_writable, slots)) else []
 
-    It stays replaced until `put_back` was called as often as `replace`.
-    """
 
-    def __init__(self, library: str, names: Collection[str], replacement: Any) -> None:
-        self._replacement = replacement
-        """Referenced for ever, because the library may be calling it."""
-        slots = _import_slots(library, names) if sys.platform == "linux" else []
-        if not all(map(_make_writable, slots)):
-            slots = []
-        self._cells = [ctypes.c_uint64.from_address(slot) for slot in slots]
-        self._target = ctypes.cast(replacement, ctypes.c_void_p).value or 0
-        self._before = [cell.value for cell in self._cells]
-        self._n_users = 0
-        self._counting = threading.Lock()
-
-    @property
-    def found(self) -> bool:
-        """True if the library has such an entry."""
-        return bool(self._cells)
-
-    def replace(self) -> None:
-        """Replace the import until the matching `put_back`."""
-        with self._counting:
-            self._n_users += 1
-            if self._n_users == 1:
-                self._before = [cell.value for cell in self._cells]
-                for cell in self._cells:
-                    cell.value = self._target
-
-    def put_back(self) -> None:
-        """Restore the import at the last matching call."""
-        with self._counting:
-            self._n_users -= 1
-            if not self._n_users:
-                for cell, value in zip(self._cells, self._before, strict=True):
-                    cell.value = value
+def put_in(entries: Sequence[ctypes.c_uint64], replacement: Any) -> None:
+    """Let entries call `replacement`, a ctypes function that stays referenced by the caller."""
+    for entry in entries:
+        entry.value = ctypes.cast(replacement, ctypes.c_void_p).value or 0
 
 
 def _make_writable(address: int) -> bool:

@@ -159,14 +159,14 @@ def load_resident(
     def proceed(share: float, _: Any) -> bool:
         if progress:
             progress("reading weights", share)
-        return not stop.is_set()
+        return not stop.is_set
 
     params.progress_callback = proceed
     try:
         with huge_pages(str(abi.library_file("ggml-base"))):
             return _load(path, params, placement, as_stored or (), token_ids)
     except ModelError:
-        if stop.is_set():
+        if stop.is_set:
             raise Cancelled("loading was cancelled") from None
         raise
 

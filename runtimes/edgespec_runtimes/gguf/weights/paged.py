@@ -69,7 +69,7 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
         lower = [mapped.nested.path] if mapped.nested else []
         paths = [*header.paths, *lower]
         open_reader = partial(DirectReader, paths, ReadLimit.of(request.read_limit))
-        super().__init__(plan, open_reader(), stop.is_set, request.trace)
+        super().__init__(plan, open_reader(), lambda: stop.is_set, request.trace)
         self._header = header
         weights, mixtures, self._cuts = mapped.traced, mapped.mixtures, mapped.cuts
         self._weights = tuple(weights)
@@ -235,7 +235,7 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
             return self._before(node) if ask else self._after(node)
         except BaseException as exc:  # noqa: BLE001 - it cannot pass through llama.cpp
             self.failure = exc
-            self._stop.set()
+            self._stop.is_set = True
             return True
 
     def _before(self, node: int) -> bool:
@@ -296,7 +296,7 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
             self._park(index)
             raise
         if base is None:
-            self._stop.set()
+            self._stop.is_set = True
             self._park(index)
             return None
         self._held.add(index)

@@ -159,7 +159,7 @@ class PagedExperts:
         if layer in self._pointed:
             self._computed.add(layer)
             if not self.cache.complete(layer):
-                self._stop.set()
+                self._stop.is_set = True
         return self._before_last.get(weight) in self._pointed
 
     def bring(self, node: int) -> None:
@@ -183,7 +183,7 @@ class PagedExperts:
             self._in_rounds[layer] = choices.copy()
             self.cache.choose(layer, choices)
         elif not self.cache.acquire(layer, choices):
-            self._stop.set()
+            self._stop.is_set = True
 
     def multiply(self, node: int) -> bool:
         """Compute this node's product round by round if it was skipped; True if it was.
@@ -200,7 +200,7 @@ class PagedExperts:
             self._products.compute(node, choices, experts)
             n_left -= len(experts)
         if n_left:
-            self._stop.set()
+            self._stop.is_set = True
         if weight in self._last:
             del self._in_rounds[layer]
             self._computed.add(layer)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
-from edgespec_runtimes.gguf.kernels.invariant_products import UNQUANTISED, varies_as_stored
-from edgespec_runtimes.gguf.kernels.reference_kernels import (
+from edgespec_runtimes.gguf.kernels.invariant_kernels import (
     PRODUCT_TILE_ROWS,
     TILED_TYPES,
+    UNQUANTISED,
+    varies_as_stored,
 )
 from edgespec_runtimes.gguf.weights.packing import multiplied_matrices, packed_matrices
 

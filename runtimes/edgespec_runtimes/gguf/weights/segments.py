@@ -132,13 +132,13 @@ def trace_weights(
                 uses.setdefault(address, []).append(use)
         return False
 
-    stop.set()
+    stop.is_set = True
     context = contexts.new_context(model, shape, watch, stop)
     try:
         tokens = (ctypes.c_int32 * 1)(0)
         lib.llama_decode(context, lib.llama_batch_get_one(tokens, 1))
     finally:
-        stop.clear()
+        stop.is_set = False
         lib.llama_free(context)
     if not uses:
         raise EdgespecError("llama.cpp did not show which weights its graph reads")

@@ -68,21 +68,20 @@ class StopFlag:
         self.options.add_run_config_entry("gpu_graph_id", "-1")
         self._loading: Any = None
 
-    def set(self) -> None:
-        self.options.terminate = True
-        if self._loading is not None:
-            self._loading.set_load_cancellation_flag(True)
+    @property
+    def is_set(self) -> bool:
+        return bool(self.options.terminate)
 
-    def clear(self) -> None:
-        self.options.terminate = False
+    @is_set.setter
+    def is_set(self, value: bool) -> None:
+        self.options.terminate = value
+        if self._loading is not None and value:
+            self._loading.set_load_cancellation_flag(True)
 
     def while_loading(self, options: Any) -> None:
         """Make the creation of a session with these options stoppable, too."""
         self._loading = options
-        options.set_load_cancellation_flag(self.is_set())
-
-    def is_set(self) -> bool:
-        return bool(self.options.terminate)
+        options.set_load_cancellation_flag(self.is_set)
 
 
 class OrtSession(Closeable):
@@ -148,7 +147,7 @@ class OrtSession(Closeable):
                     enable_fallback=0,
                 )
         except _ERRORS as error:
-            if stop is not None and stop.is_set():
+            if stop is not None and stop.is_set:
                 raise Cancelled("loading was cancelled") from error
             raise ModelError(f"onnxruntime cannot run {what}: {_reason(error)}") from error
         # not the Python wrappers, which take a tenth of a small model's step
@@ -268,7 +267,7 @@ def translated(stop: StopFlag, model: str | None = None) -> Iterator[None]:
     try:
         yield
     except _ERRORS as error:
-        if stop.is_set():
+        if stop.is_set:
             raise Cancelled("the model was asked to stop") from error
         reason = _reason(error)
         if model is not None and not _NO_MEMORY.search(reason):
@@ -276,7 +275,7 @@ def translated(stop: StopFlag, model: str | None = None) -> Iterator[None]:
                 f"{model} cannot be computed: {reason}; export or copy it again"
             ) from error
         raise EdgespecError(f"onnxruntime failed to compute: {reason}") from error
-    if stop.is_set():
+    if stop.is_set:
         raise Cancelled("the model was asked to stop")
 
 
