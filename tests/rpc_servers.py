@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from edgespec_runtimes.gguf.llama import device_memory, ggml, rpc
-from edgespec_runtimes.gguf.llama.device_memory import DeviceMemory
+from edgespec.registry import GpuMemory
+from edgespec_runtimes.gguf.llama import ggml, gpu, rpc
 
 START_S = 30.0
 
@@ -56,5 +56,6 @@ def use_as_gpu(patch: pytest.MonkeyPatch, server: str) -> int:
     """Have llama.cpp take a server's device for a local GPU; its address."""
     (device,) = rpc.devices_of(server)
     patch.setattr(ggml, "gpus", lambda: [device])
-    patch.setattr(device_memory, "of_gpus", lambda: [DeviceMemory(server, *ggml.memory_of(device))])
+    free_bytes, total_bytes = ggml.memory_of(device)
+    patch.setattr(gpu, "memory", lambda: GpuMemory(server, total_bytes, free_bytes, 0))
     return device

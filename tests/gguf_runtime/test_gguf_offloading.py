@@ -14,13 +14,12 @@ from edgespec.errors import BudgetError
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.memory.process import process_rss_bytes
 from edgespec.models.embedded import embedded_pair
-from edgespec.registry import ModelRequest
+from edgespec.registry import GpuMemory, ModelRequest
 from edgespec.session.opening import plan
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.llama import device_memory, ggml, gpu
-from edgespec_runtimes.gguf.llama.device_memory import DeviceMemory
+from edgespec_runtimes.gguf.llama import ggml, gpu
 from edgespec_runtimes.gguf.llama.lazy_mapping import Mappings
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
@@ -82,9 +81,7 @@ def test_more_layers_than_its_budget_holds_are_refused_with_the_number_that_fits
 
 
 def test_a_model_larger_than_the_device_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(
-        device_memory, "of_gpus", lambda: [DeviceMemory("small", MIB // 2, MIB // 2)]
-    )
+    monkeypatch.setattr(gpu, "memory", lambda: GpuMemory("small", MIB // 2, MIB // 2, 0))
     with pytest.raises(BudgetError, match="`n_gpu_layers_draft`"):
         planned(n_gpu_layers_draft=99)
 

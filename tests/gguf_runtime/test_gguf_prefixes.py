@@ -16,8 +16,7 @@ from edgespec.ports import LanguageModel
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.sampling import SamplingParams
 from edgespec.state.prefix_cache import PrefixCache
-from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.context import state_pieces
+from edgespec_runtimes.gguf import kept_texts, runtime
 from engine_cases import AskedEngine as Engine
 from one_tree import OneTree
 from paging_contract import load_paged
@@ -38,7 +37,7 @@ PROMPTS = {
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_pieces, "MAX_BLOCK_TOKENS", 8)
+    monkeypatch.setattr(kept_texts, "MAX_BLOCK_TOKENS", 8)
 
 
 @pytest.fixture(scope="module")

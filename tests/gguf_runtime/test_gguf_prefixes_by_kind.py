@@ -13,8 +13,7 @@ from edgespec.ports import LanguageModel
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.sampling import SamplingParams
 from edgespec.state.prefix_cache import PrefixCache
-from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.context import state_pieces
+from edgespec_runtimes.gguf import kept_texts, runtime
 from engine_cases import AskedEngine as Engine
 from paging_contract import load_paged
 from port_models import model_request
@@ -45,7 +44,7 @@ WINDOWED = [
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_pieces, "MAX_BLOCK_TOKENS", 8)
+    monkeypatch.setattr(kept_texts, "MAX_BLOCK_TOKENS", 8)
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.llama import device_memory
-from edgespec_runtimes.gguf.llama.device_memory import DeviceMemory
+from edgespec_runtimes.gguf.llama import rpc
+from edgespec_runtimes.gguf.llama.rpc import ServerMemory
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from edgespec_runtimes.gguf.weights.offloading import to_servers
@@ -170,9 +170,9 @@ def test_trees_stay_smaller_than_a_servers_tiles(rpc_server: str):
     target.close()
 
 
-def server(name: str, n_layers: float) -> DeviceMemory:
+def server(name: str, n_layers: float) -> ServerMemory:
     free = int(n_layers * LAYER_BYTES / 0.95) + TARGET.weight_bytes
-    return DeviceMemory(name, free, free)
+    return ServerMemory(name, free)
 
 
 def test_layers_are_given_as_memory_allows():
@@ -226,7 +226,7 @@ def test_what_answers_otherwise_is_an_error():
 @pytest.mark.slow
 @needs_rpc
 def test_a_server_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(device_memory, "ANSWER_S", 0.5)
+    monkeypatch.setattr(rpc, "ANSWER_S", 0.5)
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         pytest.raises(ModelError, match=r"0\.5"),
@@ -256,6 +256,6 @@ def test_a_server_may_be_killed_at_any_moment(moment: int):
 @needs_rpc
 def test_a_server_lends_what_its_budget_leaves():
     with running("120MiB") as (address, _):
-        (found,) = device_memory.of_servers([address])
+        (found,) = rpc.memory_of([address])
         assert found.name == address
         assert found.free_bytes < 120 * MIB - 40 * MIB

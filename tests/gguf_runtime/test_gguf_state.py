@@ -15,8 +15,7 @@ from edgespec.errors import StateError
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
 from edgespec.registry import ModelRequest
-from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.context import state_pieces
+from edgespec_runtimes.gguf import kept_texts, runtime
 from edgespec_runtimes.gguf.options import GgufOptions
 from paging_contract import load_paged, one_by_one
 from state_contract import MORE, StateContract, blocks_of, read_blocks
@@ -27,7 +26,7 @@ TARGET = embedded_pair().target
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_pieces, "MAX_BLOCK_TOKENS", 8)
+    monkeypatch.setattr(kept_texts, "MAX_BLOCK_TOKENS", 8)
 
 
 def request(path: Path, max_nodes: int = 9, **options: object) -> ModelRequest:

@@ -1,18 +1,37 @@
 """The part of a GGUF model that saves and restores its texts: in blocks, by checkpoints.
 
-Knows which layers hold what of a text; `state` and `context.cells` have llama.cpp's bytes.
+Knows which layers hold what of a text; `context.cells` has llama.cpp's bytes. The cells of a few
+tokens at a time are copied to a sequence of their own, so that no buffer is as large as the cache.
 """
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from edgespec_runtimes.gguf.context import state_pieces
-from edgespec_runtimes.gguf.context.cells import LlamaMemory
+from edgespec.errors import StateError
+from edgespec_runtimes.gguf.context.cells import PIECE_BYTES, LlamaMemory
 from edgespec_runtimes.gguf.context.recurrent import RecurrentText
 from edgespec_runtimes.gguf.context.sequences import HOME, Texts
 from edgespec_runtimes.gguf.context.windows import WindowCells
 from edgespec_runtimes.kit.running import RunningModel
+
+_HEAD = struct.Struct("<Q")
+"""Head of a checkpoint: the bytes of its recurrent state."""
+MAX_BLOCK_TOKENS = 64
+"""Most tokens of a block: a shorter rest of a prefix is computed again."""
+
+
+def block_tokens(token_bytes: int, n_window: int) -> int:
+    """Tokens of a block, a power of two; their keys and values take about PIECE_BYTES.
+
+    A block is no longer than a sliding window (0 if there is none), outside which llama.cpp omits
+    cells.
+    """
+    most = min(MAX_BLOCK_TOKENS, PIECE_BYTES // max(1, token_bytes), n_window or MAX_BLOCK_TOKENS)
+    return 1 << max(0, most.bit_length() - 1)
 
 
 class KeptTexts(RunningModel):
@@ -28,16 +47,15 @@ class KeptTexts(RunningModel):
             home, layout = self._texts.all[slot].home, self._texts.layout
             if layout.tile == 1:  # otherwise cells are saved through a sequence of their own
                 layout.put_in_order()
-            return state_pieces.write_block(
-                self._memory, home, begin, begin + self.info.block_tokens
-            )
+            end = begin + self.info.block_tokens
+            return memoryview(self._memory.save(home, begin, end)).cast("B")
 
     def read_block(self, content: memoryview, slot: int) -> None:
         with self._users.use():
             text, n_tokens = self._texts.all[slot], self.info.block_tokens
             self._texts.layout.make_room_to_restore(n_tokens, text)
             begin = text.n_committed
-            state_pieces.read_block(self._memory, text.home, begin, begin + n_tokens, content)
+            self._memory.adopt(content, text.home, begin, begin + n_tokens)
             text.extend(n_tokens)
 
     def checkpoints(self, slot: int) -> Sequence[int]:
@@ -47,19 +65,23 @@ class KeptTexts(RunningModel):
         with self._users.use():
             kept = self._recurrent.checkpoint(n_tokens)
             if piece:
-                return state_pieces.slice_of(kept, piece - 1)
+                content = memoryview(kept).cast("B")
+                return content[(piece - 1) * PIECE_BYTES : piece * PIECE_BYTES] or None
             begin = self._end_of_blocks(n_tokens)
             rest = self._memory.save(HOME, begin, n_tokens) if begin < n_tokens else b""
-            return state_pieces.head_of(kept, rest)
+            return memoryview(_HEAD.pack(len(kept)) + bytes(rest))
 
     def read_checkpoint(self, n_tokens: int, pieces: Iterator[memoryview], slot: int) -> None:
         with self._users.use():
-            n_bytes, rest = state_pieces.read_head(next(pieces), self._recurrent.most_bytes)
+            head = memoryview(bytearray(next(pieces)))
+            n_bytes = _HEAD.unpack_from(head)[0] if len(head) >= _HEAD.size else 0
+            if not 0 < n_bytes <= self._recurrent.most_bytes:
+                raise StateError(f"a recurrent state of {n_bytes:,} bytes does not fit the model")
             begin = self._end_of_blocks(n_tokens)
             if begin < n_tokens:
-                state_pieces.read_block(self._memory, HOME, begin, n_tokens, rest)
+                self._memory.adopt(head[_HEAD.size :], HOME, begin, n_tokens)
             self._texts.all[HOME].extend(n_tokens - self._texts.all[HOME].n_committed)
-            self._recurrent.adopt(n_tokens, state_pieces.joined(pieces, n_bytes))
+            self._recurrent.adopt(n_tokens, _joined(pieces, n_bytes))
 
     def expect_end(self, n_tokens: int, slot: int) -> None:
         if self.info.prompts_share_passes:  # otherwise a part would round unlike the whole
@@ -68,3 +90,16 @@ class KeptTexts(RunningModel):
     def _end_of_blocks(self, n_tokens: int) -> int:
         """Tokens whose keys and values are in whole blocks, or nowhere."""
         return n_tokens - n_tokens % (self.info.block_tokens or 1)
+
+
+def _joined(pieces: Iterator[memoryview], n_bytes: int) -> Any:
+    """The recurrent state in the further pieces of a checkpoint. Raises StateError."""
+    buffer: Any = (ctypes.c_uint8 * n_bytes)()
+    into, filled = memoryview(buffer).cast("B"), 0
+    while filled < n_bytes:
+        piece = next(pieces, None)
+        if piece is None or not 0 < len(piece) <= n_bytes - filled:
+            raise StateError("a piece of the recurrent state is missing")
+        into[filled : filled + len(piece)] = piece
+        filled += len(piece)
+    return buffer

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from edgespec.errors import ModelError
 from edgespec.memory.budget import LOADING, MemoryRow
 from edgespec.memory.heap import allocated_bytes
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
@@ -27,7 +28,7 @@ from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.file.mtp import can_guess, skipped
 from edgespec_runtimes.gguf.kernels.invariant_kernels import CELLS_ROUNDED_TO, TILE_ROWS
 from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES
-from edgespec_runtimes.gguf.llama import device_memory, loading
+from edgespec_runtimes.gguf.llama import gpu, loading, rpc
 from edgespec_runtimes.gguf.llama.token_ids import TokenIds
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights import row_tables
@@ -41,7 +42,6 @@ from edgespec_runtimes.gguf.weights.offloading import (
 )
 from edgespec_runtimes.gguf.weights.packing import packed_matrices, resident_weights
 from edgespec_runtimes.gguf.weights.paged_experts import expert_sizes
-from edgespec_runtimes.kit.kept_features import check_layers, feature_bytes, no_features
 
 ID_STEP_BYTES = 64 << 10
 """Rounding step of the size of a model without weights and tokenizer: malloc's count differs by a
@@ -146,7 +146,7 @@ class MeasuredGguf:
         with the process."""
         on_gpu = self.offloading
         has_gpu = on_gpu.names and not on_gpu.placement.servers and on_gpu.has_own_memory
-        return device_memory.memory_of_gpus() if has_gpu else None
+        return gpu.memory() if has_gpu else None
 
     def place(self, gpu_bytes: int) -> Sequence[MemoryRow]:
         """Place the requested layers; returns their rows. Raises BudgetError if they do not fit."""
@@ -162,11 +162,20 @@ class MeasuredGguf:
 
     def offer_features(self, layers: Sequence[int], n_values: int) -> None:
         width = self._header.integer(self._header.key("embedding_length"), 0)
+        reason, n_layers = "", self.info.n_layers
         if self.is_remote:
             reason = "servers compute it, which do not hand them out"
-            raise no_features(self.info, reason)
-        is_end = self._shows_its_end(layers)
-        check_layers(self.info, width, () if is_end else layers, n_values)
+        elif n_values != width:
+            reason = f"they have {width} values and the head reads {n_values}"
+        elif not self._shows_its_end(layers) and not all(0 < n < n_layers for n in layers):
+            # the first layer's input, the embeddings, is not available
+            read = ", ".join(map(str, layers))
+            reason = f"the head reads layers {read} of 1 to {n_layers - 1}"
+        if reason:
+            raise ModelError(
+                f"{self.info.name} cannot give the inputs of its layers to this head ({reason}): "
+                "name a head that was trained for this model, or another draft"
+            )
         self.feature_layers = tuple(layers)
 
     @property
@@ -186,7 +195,7 @@ class MeasuredGguf:
             return offloading(self._header, self._n_gpu_layers)
         return to_servers(
             self._header,
-            device_memory.of_servers(servers),
+            rpc.memory_of(servers),
             self._n_gpu_layers or None,
             max(sizes.kv_bytes for _, sizes in self.contexts),
             max(sizes.compute_bytes for _, sizes in self.contexts),
@@ -273,7 +282,8 @@ class MeasuredGguf:
         n_layers = len(self.feature_layers)
         # the graph holds all rows, and llama.cpp a copy
         n_rows = shape.largest_batch * (1 + self.gives_features)
-        nbytes = feature_bytes(n_layers, width, n_rows, shape.n_outputs)
+        # those of a pass, and of the nodes that may be committed after it
+        nbytes = 4 * n_layers * width * (n_rows + shape.n_outputs)
         return (MemoryRow("target", f"features ({n_layers} layers)", nbytes),)
 
     def _embedding_bytes(self, shape: contexts.ContextShape) -> int:

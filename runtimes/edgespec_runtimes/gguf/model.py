@@ -18,10 +18,10 @@ import numpy as np
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, EdgespecError, UsageError, setting
 from edgespec.pool import Pool
-from edgespec.ports import PassPart, Progress, StateOrigin, Vocabulary
+from edgespec.ports import PassPart, Progress, StateOrigin, Take, Vocabulary
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import ModelInfo
-from edgespec_runtimes.gguf.context import contexts, state_pieces
+from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.context.cache_memory import CacheMemory
 from edgespec_runtimes.gguf.context.cells import LlamaMemory
 from edgespec_runtimes.gguf.context.recurrent import RecurrentText
@@ -29,9 +29,9 @@ from edgespec_runtimes.gguf.context.recurrent_draft import RecurrentDraft
 from edgespec_runtimes.gguf.context.rows import RowBatch, Rows, in_order, rows_of
 from edgespec_runtimes.gguf.context.sequences import HOME, Texts
 from edgespec_runtimes.gguf.context.windows import is_supported
-from edgespec_runtimes.gguf.feature_tap import FeatureTap, OutputTap
+from edgespec_runtimes.gguf.feature_tap import FeatureTap, NodeTap, OutputTap
 from edgespec_runtimes.gguf.file.architectures import Trait, architecture
-from edgespec_runtimes.gguf.kept_texts import KeptTexts
+from edgespec_runtimes.gguf.kept_texts import KeptTexts, block_tokens
 from edgespec_runtimes.gguf.kernels.invariant_kernels import (
     MIN_TILED_BATCH,
     TILE_ROWS,
@@ -41,7 +41,6 @@ from edgespec_runtimes.gguf.llama import abi, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.llama.openmp import spinning_threads
-from edgespec_runtimes.gguf.node_features import NodeTap
 from edgespec_runtimes.gguf.weights.paged import PagedWeights
 
 _ABORTED = 2
@@ -142,7 +141,7 @@ class GgufModel(KeptTexts):
         # recurrent state can be stored apart from keys and values
         keeps = shape.can_save or not model.has_attention
         has_blocks = takes_trees or (keeps and model.has_attention)
-        block_tokens = state_pieces.block_tokens(opening.token_bytes, model.n_window)
+        n_block = block_tokens(opening.token_bytes, model.n_window)
         # below MIN_TILED_BATCH some rows are computed twice
         goes_back = takes_trees and shape.n_slots == 1 and not self._windows
         least_batch = min(info.n_ctx, TILE_ROWS if goes_back else MIN_TILED_BATCH)
@@ -157,7 +156,7 @@ class GgufModel(KeptTexts):
             used_share=weights.used_share if weights else info.used_share,
             adjusts=weights is not None,
             # layers with windows may have freed a block
-            block_tokens=block_tokens if has_blocks and not self._windows else 0,
+            block_tokens=n_block if has_blocks and not self._windows else 0,
             needs_checkpoints=not takes_trees and keeps,
         )
         if takes_trees or not opening.is_draft:
@@ -337,6 +336,14 @@ class GgufModel(KeptTexts):
         with self._users.use():
             self._texts.truncate({target: 0})
             self._texts.share(source, target, n_tokens)
+
+    def give_features(self, layers: Sequence[int], take: Take) -> None:
+        if self._tap is None or self._tap.layers != tuple(layers):
+            raise UsageError(
+                f"{self.info.name} was loaded without giving the inputs of its layers "
+                f"{', '.join(map(str, layers))}: load it together with the head that reads them"
+            )
+        self._tap.give(take)
 
     def _release(self) -> None:
         super()._release()

@@ -31,7 +31,6 @@ from edgespec_runtimes.gguf.llama import abi, ggml
 from edgespec_runtimes.gguf.model import GgufModel, Opening
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from edgespec_runtimes.gguf.weights import row_tables
-from edgespec_runtimes.gguf.weights.arrangement import offsets
 from edgespec_runtimes.gguf.weights.nested import NestedWeights, is_nested
 from edgespec_runtimes.gguf.weights.packing import packed_fields
 from edgespec_runtimes.gguf.weights.row_tables import RowTable
@@ -254,7 +253,7 @@ class SharedWeights(Closeable):
         try:
             for group in one_by_one(self._groups, is_stopped, "reading weights", progress):
                 base = self._memory.load(group.segment, reader, is_stopped)
-                for weight, offset in offsets(group):
+                for weight, offset in group.offsets:
                     weight.pointer.value = base + offset
                     if self._nested and weight.entry.name in self._nested.names:
                         self._nested.put(weight.entry.name, base + offset)

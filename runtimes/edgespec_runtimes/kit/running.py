@@ -17,10 +17,9 @@ import numpy as np
 from edgespec.concurrency.owning import Users
 from edgespec.errors import ContextOverflow
 from edgespec.paging.store import Reads, call_report, reads_of
-from edgespec.ports import LanguageModel, PassPart, Progress, StateOrigin, Take, Vocabulary
+from edgespec.ports import LanguageModel, PassPart, Progress, StateOrigin, Vocabulary
 from edgespec.registry import prompt_parts
 from edgespec.values import PagingStats, PassReport
-from edgespec_runtimes.kit.kept_features import KeptFeatures, not_offered
 from edgespec_runtimes.kit.segmented import SegmentedWeights
 
 
@@ -34,7 +33,6 @@ class RunningModel(LanguageModel):
     """Base of loaded models; implements the part of the ports that no library decides."""
 
     _weights: SegmentedWeights[Any] | None
-    _tap: KeptFeatures | None = None
 
     def __init__(
         self,
@@ -84,11 +82,6 @@ class RunningModel(LanguageModel):
     @abstractmethod
     def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
         """Logits of parts that have nodes, in one pass over the weights."""
-
-    def give_features(self, layers: Sequence[int], take: Take) -> None:
-        if self._tap is None or self._tap.layers != tuple(layers):
-            raise not_offered(self.info, layers)
-        self._tap.give(take)
 
     def divide(self, plan: Any) -> threading.Event:
         assert self._weights is not None, "all weights are resident"

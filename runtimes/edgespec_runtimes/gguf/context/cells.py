@@ -58,32 +58,30 @@ class LlamaMemory:
         self.remove(self._spare, -1, -1)
         return int(size)
 
-    def restore_from(self, buffer: Any, sequence: int, begin: int, end: int) -> None:
+    def adopt(self, content: memoryview, sequence: int, begin: int, end: int) -> None:
         """`restore` untrusted bytes.
 
-        Raises StateError unless they hold exactly these positions, some of which may already be
-        restored.
+        Raises StateError unless they hold exactly these positions, and leaves the sequence as it
+        was.
         """
-        n_bytes = len(buffer)
-        n_restored = lib.llama_state_seq_set_data(self._context, buffer, n_bytes, self._spare)
-        first, last = self._positions(self._spare)
-        size = lib.llama_state_seq_get_size(self._context, self._spare)
-        if self._is_hybrid:  # which has a last position only with a recurrent state
-            last = end - 1
-        if n_restored != n_bytes or size != n_bytes or (first, last) != (begin, end - 1):
-            raise StateError("llama.cpp does not take the saved keys and values")
-        self.copy(self._spare, sequence, begin, end)
-        self.remove(self._spare, -1, -1)
+        n_bytes, buffer = content.nbytes, (ctypes.c_uint8 * content.nbytes).from_buffer(content)
+        try:
+            n_restored = lib.llama_state_seq_set_data(self._context, buffer, n_bytes, self._spare)
+            first, last = self._positions(self._spare)
+            size = lib.llama_state_seq_get_size(self._context, self._spare)
+            if self._is_hybrid:  # which has a last position only with a recurrent state
+                last = end - 1
+            if n_restored != n_bytes or size != n_bytes or (first, last) != (begin, end - 1):
+                raise StateError("llama.cpp does not take the saved keys and values")
+            self.copy(self._spare, sequence, begin, end)
+        finally:
+            self.remove(self._spare, -1, -1)
 
     def _copy_to_spare(self, sequence: int, begin: int, end: int) -> None:
         nothing = self.save_recurrent(self._spare) if self._is_hybrid else None
         self.copy(sequence, self._spare, begin, end)
         if nothing is not None:
             self.restore_recurrent(nothing, self._spare)
-
-    def drop_spare(self) -> None:
-        """Free the cells that a failed `restore_from` left."""
-        self.remove(self._spare, -1, -1)
 
     def recurrent_bytes(self, sequence: int) -> int:
         """Bytes of a sequence's recurrent state, and of its attention windows if it has both."""
@@ -100,20 +98,18 @@ class LlamaMemory:
 
     def restore_recurrent(self, saved: Any, sequence: int) -> None:
         """Restore a state of `save_recurrent`; keys and values of attention are unchanged."""
-        if not lib.llama_state_seq_set_data_ext(
-            self._context, saved, len(saved), sequence, _RECURRENT
-        ):
+        if not self._set_recurrent(saved, sequence):
             raise EdgespecError("llama.cpp could not restore a recurrent state")
 
     def adopt_recurrent(self, saved: Any, sequence: int, n_tokens: int) -> None:
         """`restore_recurrent` of untrusted bytes after `n_tokens`. Raises StateError."""
-        n_bytes = len(saved)
-        n_restored = lib.llama_state_seq_set_data_ext(
-            self._context, saved, n_bytes, sequence, _RECURRENT
-        )
-        last = self._positions(sequence)[1]
-        if n_restored != n_bytes or last != n_tokens - 1:
+        n_restored = self._set_recurrent(saved, sequence)
+        if n_restored != len(saved) or self._positions(sequence)[1] != n_tokens - 1:
             raise StateError("llama.cpp does not take the saved recurrent state")
+
+    def _set_recurrent(self, saved: Any, sequence: int) -> int:
+        flags = len(saved), sequence, _RECURRENT
+        return int(lib.llama_state_seq_set_data_ext(self._context, saved, *flags))
 
     def _positions(self, sequence: int) -> tuple[int, int]:
         first = lib.llama_memory_seq_pos_min(self._handle, sequence)

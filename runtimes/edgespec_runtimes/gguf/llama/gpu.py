@@ -9,6 +9,7 @@ from contextlib import ExitStack
 import numpy as np
 
 from edgespec.errors import EdgespecError
+from edgespec.registry import GpuMemory
 from edgespec_runtimes.gguf.llama import ggml, loading
 
 _N_IN, _N_OUT = 256, 64
@@ -28,6 +29,13 @@ def find_all() -> list[int]:
     """Addresses of the local GPUs that can get layers."""
     loading.start()
     return ggml.gpus()
+
+
+def memory() -> GpuMemory:
+    """Memory of all GPUs that can get layers, together."""
+    found, names = [*map(ggml.memory_of, find_all())], map(ggml.device_name, find_all())
+    free, total = (sum(one) for one in zip(*found, strict=True))
+    return GpuMemory(", ".join(names), total_bytes=total, free_bytes=free, reserved_bytes=0)
 
 
 def has_own_memory(device: int) -> bool:

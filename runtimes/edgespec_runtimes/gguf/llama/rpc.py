@@ -15,11 +15,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from edgespec.concurrency.owning import POLL_S
-from edgespec.errors import EdgespecError, TargetLost
+from edgespec.errors import EdgespecError, ModelError, TargetLost
 from edgespec_runtimes.gguf.llama import abi, ggml
 
 T = TypeVar("T")
@@ -30,6 +31,8 @@ _HELLO, _DEVICE_MEMORY, _PROTOCOL = 14, 11, 7
 """`RPC_CMD_HELLO`, `RPC_CMD_GET_DEVICE_MEMORY` and `RPC_PROTO_MAJOR_VERSION`."""
 _CAPABILITIES_BYTES, _MOST_BYTES = 24, 256
 _N_QUESTIONS = 3
+ANSWER_S = 20.0
+"""Time limit of a server's answer: it may serve somebody else."""
 
 
 def is_supported() -> bool:
@@ -37,9 +40,47 @@ def is_supported() -> bool:
     return bool(ggml.function_of(_REGISTRY, _START_SERVER))
 
 
-def ask(server: str, timeout_s: float) -> tuple[int, int, float]:
-    """Free and total bytes of the first device of a server `HOST:PORT`, and the seconds of a round
-    trip.
+@dataclass(frozen=True, slots=True)
+class ServerMemory:
+    """Memory of a server's first device in bytes, as reported by its library."""
+
+    name: str
+    """`HOST:PORT`."""
+    free_bytes: int
+    round_trip_s: float = 0.0
+
+
+def memory_of(servers: Sequence[str]) -> list[ServerMemory]:
+    """Memory of each of the servers `HOST:PORT`. Raises ModelError if one cannot be used."""
+    if not is_supported():
+        raise ModelError(MISSING)
+    return [_memory_of(server) for server in servers]
+
+
+def _memory_of(server: str) -> ServerMemory:
+    if is_connected(server):
+        calls = ServerCalls([server])
+        free_bytes, _ = calls.run(lambda: ggml.memory_of(devices_of(server)[0]))
+        calls.end()
+        return ServerMemory(server, free_bytes)
+    try:
+        return ServerMemory(server, *_ask(server, ANSWER_S))
+    except TimeoutError as error:
+        raise ModelError(
+            f"the RPC server {server} has not answered for {ANSWER_S:g} s: it serves one client at "
+            "a time and may be busy with another, or a firewall drops what is sent: end the other "
+            "client, start one more server there with another --port, or check the address"
+        ) from error
+    except OSError as error:
+        raise ModelError(
+            f"there is no RPC server of this version of llama.cpp at {server}: start `edgespec "
+            "rpc-server` there with the same llama-cpp-python, and check the address and what "
+            "stands between the machines"
+        ) from error
+
+
+def _ask(server: str, timeout_s: float) -> tuple[int, float]:
+    """Free bytes of the first device of a server, and the seconds of a round trip.
 
     Raises TimeoutError, and OSError for what is no server of this version.
     """
@@ -67,8 +108,7 @@ def ask(server: str, timeout_s: float) -> tuple[int, int, float]:
             began = time.perf_counter()
             found = answer(_DEVICE_MEMORY, bytes(4))
             seconds.append(time.perf_counter() - began)
-        free_bytes, total_bytes = struct.unpack_from("<QQ", found.ljust(16, b"\0"))
-        return free_bytes, total_bytes, min(seconds)
+        return int.from_bytes(found[:8], "little"), min(seconds)
 
 
 def devices_of(server: str) -> list[int]:

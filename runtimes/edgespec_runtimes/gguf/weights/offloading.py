@@ -15,8 +15,8 @@ from edgespec.memory.budget import MIB, MemoryRow
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT
 from edgespec_runtimes.gguf.llama import ggml, gpu
-from edgespec_runtimes.gguf.llama.device_memory import DeviceMemory
 from edgespec_runtimes.gguf.llama.loading import NOWHERE, LayerPlacement
+from edgespec_runtimes.gguf.llama.rpc import ServerMemory
 from edgespec_runtimes.gguf.weights.segments import TracedWeight
 
 STAGING_BYTES = 4 << 20
@@ -103,7 +103,7 @@ def offloading(header: GgufFile, n_gpu_layers: int) -> Offloading:
 
 def to_servers(
     header: GgufFile,
-    servers: Sequence[DeviceMemory],
+    servers: Sequence[ServerMemory],
     max_layers: int | None,
     kv_bytes: int,
     compute_bytes: int,
@@ -118,7 +118,7 @@ def to_servers(
     for tensor in header.tensors:
         if 0 <= (layer := _layer(tensor, n_layers)) < n_layers:
             sizes[layer] += tensor.nbytes
-    held: list[tuple[DeviceMemory, range, int]] = []  # server, its layers and their bytes
+    held: list[tuple[ServerMemory, range, int]] = []  # server, its layers and their bytes
     first = n_layers
     for server in reversed(servers):
         room = int((1 - SERVER_SHARE) * server.free_bytes)

@@ -14,6 +14,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from edgespec.concurrency.owning import close_all
@@ -30,7 +31,6 @@ from edgespec_runtimes.gguf.kernels.packer import BufferFields, Packer
 from edgespec_runtimes.gguf.llama import abi, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
-from edgespec_runtimes.gguf.weights.arrangement import Arrangement, offsets
 from edgespec_runtimes.gguf.weights.mapped_weights import MappedWeights
 from edgespec_runtimes.gguf.weights.packing import packed_fields
 from edgespec_runtimes.gguf.weights.paged_experts import Mixture, PagedExperts
@@ -39,10 +39,11 @@ from edgespec_runtimes.gguf.weights.segments import (
     MATMULS,
     TracedWeight,
     WeightGroup,
+    join_pinned,
     segment_of,
 )
 from edgespec_runtimes.gguf.weights.sliced import SlicedMatrices
-from edgespec_runtimes.kit.segmented import SegmentedWeights
+from edgespec_runtimes.kit.segmented import Division, SegmentedWeights
 
 POINTER_BYTES = 8
 
@@ -53,8 +54,6 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
     Constructed before the context, whose `cb_eval` is `callback`; `fill` reads the pinned weights.
     What is pinned can change between passes (`divide`).
     """
-
-    _arranged: Arrangement
 
     def __init__(
         self,
@@ -101,7 +100,7 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
         """Segments that could not be read, whose weights point to arbitrary memory of the ring."""
         self._lookup_op = abi.op_number(LOOKUP)
         self._choice_ops = self.experts.ops if self.experts else frozenset()
-        self._use(Arrangement(groups, plan.pinned))
+        self._use(self._arrange(groups, plan.pinned))
 
     @property
     def backends(self) -> list[int]:
@@ -166,7 +165,7 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
 
     def _pin(self, group: WeightGroup, stopped: Callable[[], bool]) -> None:
         base = self._pinned.load(group.segment, self._reader, stopped)
-        for weight, offset in offsets(group):
+        for weight, offset in group.offsets:
             self._put(weight, base + offset)
         if group.rows is not None:
             self.sliced.keep(group, base)
@@ -179,35 +178,52 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
     def _groups_of(self, wanted: MemoryPlan) -> Sequence[WeightGroup]:
         return self._cuts[wanted.cut]
 
-    def _arrange(self, groups: Sequence[WeightGroup], pinned: frozenset[int]) -> Arrangement:
-        return Arrangement(groups, pinned)
+    def _arrange(
+        self, groups: Sequence[WeightGroup], pinned: frozenset[int]
+    ) -> Division[WeightGroup]:
+        return Division(*join_pinned(groups, pinned))
 
     def _held_of(self, groups: Sequence[WeightGroup]) -> frozenset[int]:
         """Indices of the segments that are pinned, as they are or as part of a whole matrix."""
-        whole = self._arranged.pinned_whole
+        whole = self._pinned_whole
         parts = {i for i, g in enumerate(groups) if g.rows and g.weights[0].address in whole}
         return super()._held_of(groups) | parts
 
     def _let_go(self, group: WeightGroup) -> None:
-        for weight, _ in offsets(group):
+        for weight, _ in group.offsets:
             self._point_to_mapping(weight)
         self.sliced.forget(group)
         self._pinned.drop(group.segment)
 
     def _find_places(self) -> None:
-        arranged = self._arranged
-        self._streamed, self._swaps = arranged.streamed, arranged.swaps
-        self._segment_of, self._last_of = arranged.segment_of, arranged.last_of
-        self._stop_after = arranged.stop_after
-        self.sliced.arrange(arranged.groups, arranged.streamed)
-        whole = arranged.pinned_whole
-        tables = {w.address: w for w in self._weights if w.looked_up and w.address not in whole}
+        groups, streamed = self._arranged.groups, self._arranged.streamed
+        self._streamed, self._swaps = streamed, [group.offsets for group in streamed]
+        whole = {i: group for i, group in enumerate(streamed) if group.rows is None}
+        self._segment_of = {w.address: i for i, group in whole.items() for w in group.weights}
+        self._last_of = {group.weights[-1].address: i for i, group in whole.items()}
+        # llama.cpp must compute before it continues with callbacks after the last weights of each
+        # streamed segment, so that its slot is freed, and after the last ones before it, so that
+        # waiting for it does not delay earlier nodes
+        self._stop_after = set(self._last_of)
+        ordered = [weight.address for group in groups for weight in group.weights]
+        for address, following in pairwise(ordered):
+            if self._segment_of.get(following, -1) != self._segment_of.get(address, -1):
+                self._stop_after.add(address)
+        self.sliced.arrange(groups, streamed)
+        pinned = self._pinned_whole
+        tables = {w.address: w for w in self._weights if w.looked_up and w.address not in pinned}
         for address in self._tables.keys() - tables.keys():
             self._tables.pop(address)[1].close()
         for address in tables.keys() - self._tables.keys():
             self._tables[address] = tables[address], self._row_table(tables[address])
         matmuls = map(abi.op_number, MATMULS if self._streamed or self.experts else ())
         self._ops = self._choice_ops.union((*matmuls, self._lookup_op))
+
+    @property
+    def _pinned_whole(self) -> set[int]:
+        """Addresses of the weights that are pinned as a whole."""
+        groups = (group for group in self._arranged.pinned_groups if group.rows is None)
+        return {weight.address for group in groups for weight in group.weights}
 
     def _row_table(self, weight: TracedWeight) -> RowTable:
         """The table of an embedding, or of positions, without the rows that are not used."""

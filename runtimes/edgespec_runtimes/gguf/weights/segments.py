@@ -204,6 +204,14 @@ class WeightGroup:
     """Rows of the segment's only weight; None: whole weights."""
 
     @property
+    def offsets(self) -> list[tuple[TracedWeight, int]]:
+        """Its weights with their offsets in the slot; empty for a slice of a weight."""
+        if self.rows is not None:
+            return []
+        entries = ((weight, weight.entry) for weight in self.weights)
+        return [(w, self.segment.locate(entry.file_index, entry.offset)) for w, entry in entries]
+
+    @property
     def size(self) -> SegmentSize:
         """Its size for the memory plan."""
         name, whole = self.segment.name, self.weights[0].entry.name

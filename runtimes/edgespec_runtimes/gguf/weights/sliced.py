@@ -30,7 +30,9 @@ class SlicedMatrices(Closeable):
         """Addresses of pinned slices by segment."""
         self._packer = packer
         self._packed = packed
-        self._row_slices = RowSlices(n_threads) if n_threads else None
+        self._graph = NodeGraph(n_threads) if n_threads else None
+        self._matrix = abi.GgmlTensor()
+        """A tensor over a slice."""
         self._skipped = SkippedNode()
         self._sliced = 0
         """The matrix whose product llama.cpp is skipping."""
@@ -43,7 +45,7 @@ class SlicedMatrices(Closeable):
     @property
     def backends(self) -> list[int]:
         """Addresses of the CPU backends that multiply."""
-        return [self._row_slices.backend] if self._row_slices else []
+        return [self._graph.backend] if self._graph else []
 
     def arrange(self, groups: Sequence[WeightGroup], streamed: Sequence[WeightGroup]) -> None:
         """Multiply the slices among `groups`, which are in order of use; `streamed` ones are read
@@ -77,21 +79,28 @@ class SlicedMatrices(Closeable):
         EdgespecError, and the errors of `acquire`.
         """
         node = self._skipped.restore()
-        if not node or self._row_slices is None:
+        if not node or self._graph is None:
             return False
-        self._row_slices.begin(node, self._packed.get(self._sliced))
+        product, matrix = self._graph.node, ctypes.addressof(self._matrix)
+        ctypes.memmove(ctypes.addressof(product), node, ctypes.sizeof(product))
+        ctypes.memmove(matrix, product.src[0] or 0, ctypes.sizeof(product))
+        if fields := self._packed.get(self._sliced):
+            fields.write_to(matrix)
+        product.src[0], whole = matrix, product.data
         for group in self._slices[self._sliced]:
             assert group.rows is not None
+            index = self._index.get(group.segment)
             address = self._addresses.get(group.segment)
-            if address is not None:
-                self._row_slices.multiply(group.rows, address)
-                continue
-            index = self._index[group.segment]
-            base = acquire(index)
-            if base is None:
-                break
-            self._row_slices.multiply(group.rows, self._pack(group, base))
-            release(index)
+            if address is None:
+                assert index is not None
+                if (base := acquire(index)) is None:
+                    break
+                address = self._pack(group, base)
+            self._matrix.ne[1], self._matrix.data = len(group.rows), address
+            product.ne[0], product.data = len(group.rows), whole + group.rows.start * _FLOAT_BYTES
+            self._graph.compute()
+            if index is not None:
+                release(index)
         return True
 
     def end_pass(self) -> None:
@@ -99,8 +108,8 @@ class SlicedMatrices(Closeable):
         self._skipped.restore()
 
     def close(self) -> None:
-        if self._row_slices:
-            self._row_slices.close()
+        if self._graph:
+            self._graph.close()
 
     def _pack(self, group: WeightGroup, base: int) -> int:
         """Pack the rows of a slice if its matrix is packed; returns their address."""
@@ -112,46 +121,3 @@ class SlicedMatrices(Closeable):
         if weight.address in self._packed:
             self._packer.pack(address, weight.entry.type.code, weight.entry.shape[0], len(rows))
         return address
-
-
-class RowSlices(Closeable):
-    """Computes parts of a product that llama.cpp skipped, for slices of its matrix."""
-
-    def __init__(self, n_threads: int) -> None:
-        self._graph = NodeGraph(n_threads)
-        self._matrix = abi.GgmlTensor()
-        self._product_address = ctypes.addressof(self._graph.node)
-        self._matrix_address = ctypes.addressof(self._matrix)
-        self._data = 0
-        """Address of the whole product."""
-
-    @property
-    def backend(self) -> int:
-        """Address of the CPU backend that computes the slices."""
-        return self._graph.backend
-
-    def begin(self, node: int, packed: BufferFields | None) -> None:
-        """Set the product whose parts `multiply` computes.
-
-        `packed` has the buffer fields of a tensor over a slice of the matrix, if it is packed.
-        """
-        product = self._graph.node
-        ctypes.memmove(self._product_address, node, ctypes.sizeof(product))
-        ctypes.memmove(self._matrix_address, product.src[0] or 0, ctypes.sizeof(product))
-        if packed:
-            packed.write_to(self._matrix_address)
-        product.src[0] = self._matrix_address
-        self._data = product.data
-
-    def multiply(self, rows: range, address: int) -> None:
-        """Compute the part of the product for `rows` of the matrix, which are at `address`.
-
-        Raises EdgespecError.
-        """
-        matrix, product, n_rows = self._matrix, self._graph.node, len(rows)
-        matrix.ne[1], matrix.data = n_rows, address
-        product.ne[0], product.data = n_rows, self._data + rows.start * _FLOAT_BYTES
-        self._graph.compute()
-
-    def close(self) -> None:
-        self._graph.close()
