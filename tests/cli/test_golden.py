@@ -260,7 +260,7 @@ def test_models_enlarge(golden: Golden, as_json: bool) -> None:
     golden(f"models-enlarge-{'json' if as_json else 'text'}", *words)
 
 
-OWN_DRAFT = own_draft.OwnDraft("Q2_K", 30 * MIB, 900 * MIB, 3.5, 4.0, 2.0, 0.025)
+OWN_DRAFT = own_draft.OwnDraft("Q2_K", 30 * MIB, 900 * MIB, 3.5, 4.0, 2.0)
 
 
 @JSON_FLAG

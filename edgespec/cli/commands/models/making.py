@@ -100,5 +100,4 @@ def own_draft_lines(made: OwnDraft, target: Path, out: Path) -> list[str]:
         *([f"{lower}: the lower bits, to be kept beside it"] * lower.exists()),
         f"{made.tokens_per_pass:.2f} tokens per pass, {made.tokens_per_s:.2f} tokens/s under "
         f"{format_size(made.budget_bytes)}; {made.alone_tokens_per_s:.2f} without a draft",
-        f"{made.missing_share:.1%} of the texts' tokens are not among those that it can guess",
     ]
