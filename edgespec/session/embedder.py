@@ -23,9 +23,9 @@ from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.ports import Progress, check_token
 from edgespec.ports.embedding import EmbeddingModel
-from edgespec.registry import ModelRequest, PreparedEmbedder
+from edgespec.registry import PreparedEmbedder
 from edgespec.session.given import checked
-from edgespec.session.prepared_models import divided_budget
+from edgespec.session.prepared_models import divided_budget, target_request
 from edgespec.session.tokenizer import Tokenizer
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadFields, LoadSettings
@@ -141,29 +141,16 @@ def _planned(
             f"{found.model.name} turns texts into vectors, so that nothing is guessed:"
             " leave the draft out"
         )
+    budget_bytes = process.resolve_budget(found.memory_budget)
+
+    def prepare() -> tuple[PreparedEmbedder, MemoryPlan]:
+        runtime = registry.find(found.model)
+        request = target_request(found, runtime, budget_bytes)
+        prepared = runtime.prepare_embedder(request)
+        cleanup.callback(prepared.close)
+        plan = divided_budget(budget_bytes, found, prepared.needs(), request_bytes=found.reserve)
+        return prepared, replace(plan, enforced=prepared.enforced)
+
     with ExitStack() as cleanup:
         worker = cleanup.enter_context(Worker())
-        prepared, plan = worker.run(lambda: _prepare(found, cleanup), lambda: None)
-        yield worker, prepared, plan
-
-
-def _prepare(settings: LoadSettings, cleanup: ExitStack) -> tuple[PreparedEmbedder, MemoryPlan]:
-    budget_bytes = process.resolve_budget(settings.memory_budget)
-    runtime = registry.find(settings.model)
-    prepared = runtime.prepare_embedder(
-        ModelRequest(
-            path=settings.model,
-            owner="target",
-            ctx_size=settings.ctx_size,
-            max_nodes=1,
-            max_branches=1,
-            n_threads=settings.threads or process.usable_cores(),
-            budget_bytes=budget_bytes,
-            read_limit=settings.read_limit,
-            options=settings.options.get(runtime.name),
-        )
-    )
-    cleanup.callback(prepared.close)
-    needs = prepared.needs()
-    plan = divided_budget(budget_bytes, settings, needs, request_bytes=settings.reserve)
-    return prepared, replace(plan, enforced=prepared.enforced)
+        yield worker, *worker.run(prepare, lambda: None)

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar, Unpack
 
-from edgespec import registry
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.worker import Worker
 from edgespec.engine.settings import EngineSettings
@@ -22,11 +21,19 @@ from edgespec.errors import BudgetError, Cancelled, ModelError, UsageError, mark
 from edgespec.memory import heap, process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.memory.division import Cuts
+from edgespec.paging.disk_speed import USUAL_BYTES_PER_S
 from edgespec.ports import LanguageModel, Progress
-from edgespec.session import pairing, strategy
+from edgespec.session import strategy
 from edgespec.session.given import checked
 from edgespec.session.prepared_models import PreparedModels
-from edgespec.session.strategy import USUAL_THREADS, Speed, Strategy, is_as_fast, texts_at_once
+from edgespec.session.strategy import (
+    USUAL_THREADS,
+    Speed,
+    Strategy,
+    is_as_fast,
+    own_draft,
+    texts_at_once,
+)
 from edgespec.settings import arguments
 from edgespec.settings.config import DEFAULT_CTX_SIZE, LoadFields, LoadSettings
 from edgespec.settings.units import format_size
@@ -40,6 +47,9 @@ CELL_STEP = 256
 """Tokens that a longer context is a multiple of."""
 GROWTH_BYTES = 8 << 20
 """Growth of a process that prepares models for several numbers of texts: 6 MiB were measured."""
+
+MIN_GAIN = 1.05
+"""Least gain of speed without a draft that was asked for, of which a note tells."""
 
 ONE_TEXT = (
     f"one text at a time: beside others ({setting.n_parallel}) a text may change, and its prompt "
@@ -94,12 +104,6 @@ class LoadedModels(Closeable):
     """The settings that they were loaded by, without a draft that was left out."""
     cuts: Cuts = ()
     """Possible segmentations of the target's weights, for other budgets."""
-
-    def settled(self, settings: EngineSettings) -> EngineSettings:
-        """The engine's settings, with guesses from the text where they are left open and planned
-        for."""
-        is_open = settings.lookup is None
-        return settings.but(lookup=True) if is_open and self.plan.looks_up else settings
 
     def close(self) -> None:
         """Free everything. Idempotent."""
@@ -199,8 +203,7 @@ class _Opening(Closeable):
                     return found if found.n_parallel == n_texts and is_possible else None
                 return None
 
-            speed = Speed(n_threads=given.threads or process.usable_cores())
-            chosen = texts_at_once(planned_for, given.keeps_one_text_fast, speed)
+            chosen = texts_at_once(planned_for, given.keeps_one_text_fast)
             n_texts = chosen.n_parallel if chosen else 1
             if models.settings.n_parallel != n_texts:
                 models.restart(given.model_copy(update={"n_parallel": n_texts}))
@@ -214,14 +217,15 @@ class _Opening(Closeable):
         models, settings, rules = self._models, self._models.settings, self._models.rules
         notes = [note for model in models.prepared for note in model.notes(plan)]
         notes += models.own_notes
-        if settings.draft is None:
-            target, disk = models.target, lambda: models.disk_bytes_per_s
-            notes += strategy.hint(plan, target.trimmed_bytes, disk, target.nested_sizes)
-        for note in (
-            process.note_on_plan(plan.planned_bytes),
-            pairing.note_on_texts(settings, models.prepared, models.n_parallel),
-        ):
-            notes += [note] if note else []
+        if settings.draft is None and plan.max_nodes > 1:
+            notes += _note_on_own_draft(models, plan)
+        if note := process.note_on_plan(plan.planned_bytes):
+            notes.append(note)
+        if settings.n_parallel != "auto" and settings.n_parallel > models.n_parallel:
+            info = models.prepared[-1].info
+            who = f"the head {info.name}" if info.reads_features else models.target.info.name
+            waiting = f"{setting.n_parallel(settings.n_parallel)} waits in line"
+            notes.append(f"{who} serves one text at a time: {waiting}")
         guesses = settings.draft is not None or rules.lookup is not None or plan.looks_up
         if rules.of_guesses and not guesses:
             given = " and ".join(getattr(setting, name) for name in rules.of_guesses)
@@ -241,15 +245,9 @@ def _with_worthy_draft(models: PreparedModels) -> MemoryPlan:
     try:
         paired = models.planned()
     except (BudgetError, ModelError, UsageError) as error:
-        path = settings.model
-        is_own = settings.draft == path and registry.find(path).guesses_itself(path)
-        if not is_own and not settings.optional_draft:
+        if not settings.optional_draft and settings.draft != settings.model:
             raise
-        whom = "itself" if is_own else settings.model.name
-        why = marked(error)
-        if isinstance(error, BudgetError) and error.smallest_bytes:
-            why = f"both need a {setting.memory_budget} of {format_size(error.smallest_bytes)}"
-        models.leave_draft_out(f"{name} does not guess for {whom}: {why}")
+        models.leave_draft_out(f"{name} does not guess for {settings.model.name}: {marked(error)}")
         return models.planned()
     if (note := _note_on_worth(models, paired, name)) is None:
         return paired
@@ -270,9 +268,31 @@ def _note_on_worth(models: PreparedModels, paired: MemoryPlan, name: str) -> str
     nbytes, looks_up = target.info.size_bytes, models.rules.lookup is None
     with_draft = Strategy(paired, nbytes, strategy.USUAL, file_bytes=draft.size_bytes)
     gain = strategy.alone(without, nbytes, looks_up).speedup(with_draft, speed)[0]
-    if gain <= 1 or (gain < pairing.MIN_GAIN and not models.settings.optional_draft):
+    if gain <= (1 if models.settings.optional_draft else MIN_GAIN):
         return None
-    return pairing.note_on_worth(name, paired, without, gain)
+    draft_bytes = sum(row.nbytes for row in paired.rows if row.owner == "draft")
+    return (
+        f"{name} takes {format_size(draft_bytes)}, with which a pass reads "
+        f"{format_size(paired.bytes_per_pass)}, and without it "
+        f"{format_size(without.bytes_per_pass)}: more speed is expected without it"
+    )
+
+
+def _note_on_own_draft(models: PreparedModels, plan: MemoryPlan) -> list[str]:
+    """A note about what a draft made from the target would bring; none if none would be made. The
+    disk is asked only where the usual one lets a draft pay."""
+    target = models.target
+    pays = partial(
+        own_draft, plan, target.trimmed_bytes, is_promised=True, nested=target.nested_sizes
+    )
+    if not pays() or not (chosen := pays(models.disk_bytes_per_s or USUAL_BYTES_PER_S)):
+        return []
+    best, (low, high) = chosen
+    return [
+        setting.draft('"self"') + " makes a draft from the target, once, in minutes "
+        f"({format_size(best.disk_bytes)} in the cache): expect {low:.1f} to {high:.1f} times as "
+        "many tokens per second"
+    ]
 
 
 def _with_more_cells(models: PreparedModels, least: MemoryPlan) -> MemoryPlan:

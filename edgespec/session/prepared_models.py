@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
+from itertools import zip_longest
 from operator import itemgetter
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.worker import raise_if_cancelled
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources import lookup
-from edgespec.errors import BudgetError, UsageError, marked, setting
+from edgespec.errors import BudgetError, ModelError, PairError, UsageError, marked, setting
 from edgespec.memory import heap, process
 from edgespec.memory.budget import REQUESTS, MemoryPlan, MemoryRow
 from edgespec.memory.division import plan_models
@@ -25,7 +26,6 @@ from edgespec.memory.needs import ModelNeeds, tree_sizes
 from edgespec.paging import disk_speed
 from edgespec.registry import ModelRequest, PreparedModel, Runtime
 from edgespec.session import strategy
-from edgespec.session.pairing import check_head, check_pair
 from edgespec.session.strategy import Speed
 from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, LoadSettings
 from edgespec.settings.options import Role, refuse_unused
@@ -43,11 +43,6 @@ SAMPLING_BYTES_PER_TOKEN = 32
 """Memory per token of the vocabulary for a draw: adjusted logits in single and double precision,
 and tokens in order, where filters leave most of a flat distribution. Before the first draw, texts
 of the tokens take the same memory while a model is loaded."""
-
-SAME_FILE = (
-    f"{setting.draft} is the target's own file: its guesses cost as much as its answers; name a "
-    "smaller model of its family, or none"
-)
 
 
 class PreparedModels(Closeable):
@@ -205,8 +200,6 @@ class PreparedModels(Closeable):
         draft = runtime.prepare(request)
         self.prepared.append(draft)
         check_pair(target, draft)
-        if not draft.info.reads_features and path.samefile(settings.model):
-            self.own_notes.append(SAME_FILE)
         draft.share_with(target, keeps_copies=settings.pages_all)
 
     def _target_request(self, runtime: Runtime) -> ModelRequest:
@@ -221,20 +214,13 @@ class PreparedModels(Closeable):
         if self._may_look_up:
             sizes = (*sizes, 1)
         max_nodes, *fewer_nodes = dict.fromkeys(max(size, n_texts) for size in sizes)
-        return ModelRequest(
-            path=settings.model,
-            owner="target",
-            ctx_size=settings.ctx_size,
+        return replace(
+            target_request(settings, runtime, self.budget_bytes),
             max_nodes=max_nodes,
             max_branches=min(MAX_BRANCHES, max_nodes) if guesses else 1,
-            n_threads=settings.threads or process.usable_cores(),
             n_slots=n_texts,
             fewer_nodes=tuple(fewer_nodes),
-            batch_size=settings.batch_size,
-            budget_bytes=self.budget_bytes,
-            read_limit=settings.read_limit,
             stores_prefixes=settings.stores_prefixes,
-            options=settings.options.get(runtime.name),
             trace=self._trace,
         )
 
@@ -263,6 +249,60 @@ class PreparedModels(Closeable):
         if self.prepared[-1].info.reads_features:
             return 0
         return sum(prepared.needs().text_bytes for prepared in self.prepared)
+
+
+def check_head(settings: LoadSettings, target: PreparedModel, head: PreparedModel) -> None:
+    """Raise ModelError for a target without hidden states for the head, and UsageError if the head
+    stands in the way of several texts."""
+    if not target.info.gives_features:
+        raise ModelError(
+            f"{target.info.name} does not give its hidden states, which the head "
+            f"{head.info.name} reads: name a GGUF target, or a whole model as the draft"
+        )
+    is_own = settings.draft == settings.model
+    if target.info.n_slots > 1 and (is_own or settings.optional_draft):
+        what = "its layer for guessing" if is_own else "a head"
+        raise UsageError(
+            f"{what} follows one text, and {setting.n_parallel} asks for {target.info.n_slots}"
+        )
+
+
+def check_pair(target: PreparedModel, draft: PreparedModel) -> None:
+    """Raise PairError at the first token id that has different text in the two models."""
+    if draft.vocabulary_fingerprint is not None:
+        if registry.vocabulary_fingerprint(target.tokens()) != draft.vocabulary_fingerprint:
+            raise PairError(
+                f"{draft.info.name} was made from a model with another vocabulary than "
+                f"{target.info.name}: make a draft from this target (edgespec models draft)"
+            )
+        return
+    for token, (left, right) in enumerate(zip_longest(target.tokens(), draft.tokens())):
+        if left != right:
+            raise PairError(
+                f"draft and target have different vocabularies: token {token} is {_shown(left)} "
+                f"in {target.info.name} and {_shown(right)} in {draft.info.name}: "
+                "choose a draft of the target's family"
+            )
+
+
+def _shown(token: bytes | None) -> str:
+    return "missing" if token is None else repr(token.decode(errors="replace"))
+
+
+def target_request(settings: LoadSettings, runtime: Runtime, budget_bytes: int) -> ModelRequest:
+    """The request for one text that nothing guesses for."""
+    return ModelRequest(
+        path=settings.model,
+        owner="target",
+        ctx_size=settings.ctx_size,
+        max_nodes=1,
+        max_branches=1,
+        n_threads=settings.threads or process.usable_cores(),
+        batch_size=settings.batch_size,
+        budget_bytes=budget_bytes,
+        read_limit=settings.read_limit,
+        options=settings.options.get(runtime.name),
+    )
 
 
 def divided_budget(

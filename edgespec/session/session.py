@@ -117,7 +117,9 @@ class Session(InOneProcess):
             with nullcontext() if given.stores_prefixes else suppress(UsageError, StateError):
                 self._prefixes = PrefixCache(path, given.prompt_cache_size, target, draft)
         prefixes = self._prefixes.place if self._prefixes is not None else None
-        rules = models.settled(engine_settings or EngineSettings())
+        rules = engine_settings or EngineSettings()
+        if rules.lookup is None and models.plan.looks_up:
+            rules = rules.but(lookup=True)
         store = None
         if rules.remember:
             store = StateStore(cache_folder.calibrations(), self.target, self.draft)

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
 
 from edgespec import theory
 from edgespec.engine.prices import Point, Prices
-from edgespec.errors import setting
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.paging.disk_speed import USUAL_BYTES_PER_S
 from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, USUAL_DRAFT_MAX
-from edgespec.settings.units import format_size
 from edgespec.values import NestedSizes
 
 USUAL_THREADS, MOST_THREADS = 2, 8
@@ -243,28 +240,6 @@ def own_draft(
     return (best, speedup) if (min if is_promised else max)(speedup) >= MIN_SPEEDUP else None
 
 
-def hint(
-    plan: MemoryPlan,
-    trimmed_bytes: Callable[[float], int],
-    disk_bytes_per_s: Callable[[], float],
-    nested: Sequence[NestedSizes] = (),
-) -> Sequence[str]:
-    """A note about what a draft made from the target would bring; none if none would be made, or if
-    no guesses are wanted. The disk is asked only where the usual one lets a draft pay."""
-    chosen = None
-    if plan.max_nodes > 1 and own_draft(plan, trimmed_bytes, is_promised=True, nested=nested):
-        disk = disk_bytes_per_s() or USUAL_BYTES_PER_S
-        chosen = own_draft(plan, trimmed_bytes, disk, is_promised=True, nested=nested)
-    if chosen is None:
-        return []
-    best, (low, high) = chosen
-    return [
-        setting.draft('"self"') + " makes a draft from the target, once, in minutes "
-        f"({format_size(best.disk_bytes)} in the cache): expect {low:.1f} to {high:.1f} times as "
-        "many tokens per second"
-    ]
-
-
 # Sizes of trees
 
 
@@ -332,31 +307,29 @@ def is_as_fast(plan: MemoryPlan, other: MemoryPlan) -> bool:
     kind, other_kind = (
         (one.paged, one.has_draft, one.max_nodes > one.n_parallel) for one in (plan, other)
     )
-    if kind != other_kind:
-        return False
     most = MOST_FOR_ROOM * other.least_bytes_per_pass
-    return plan.batch_size >= other.batch_size and plan.least_bytes_per_pass <= most
+    is_as_large = plan.batch_size >= other.batch_size
+    return kind == other_kind and is_as_large and plan.least_bytes_per_pass <= most
 
 
 def texts_at_once(
-    planned_for: Callable[[int], MemoryPlan | None], keeps_one_text_fast: bool, speed: Speed
+    planned_for: Callable[[int], MemoryPlan | None], keeps_one_text_fast: bool
 ) -> MemoryPlan | None:
-    """The plan with the best `n_parallel`, of those by number of texts; None if there is none.
+    """The plan for the most texts whose passes read no more for each text than the plan for one,
+    or with `keeps_one_text_fast` under which a text that is alone is about as fast.
 
-    It has most tokens a second of all texts; or with `keeps_one_text_fast` it is the largest under
-    which a text that is alone is about as fast as under the plan for one. Models whose prompts
-    would round otherwise beside other texts write one at a time.
+    None if there is no plan. Models whose prompts would round otherwise beside other texts write
+    one at a time.
     """
     alone = planned_for(1)
     if alone is None or not alone.text_bytes or alone.texts_alter_prompts:
         return alone
-    if keeps_one_text_fast:
-        tried = (planned_for(n) for n in AUTO_TEXTS[:0:-1])
-        return next((plan for plan in tried if plan and is_as_fast(plan, alone)), alone)
-    more = takewhile(lambda one: one is not None, map(planned_for, AUTO_TEXTS[1:]))
-    plans = (alone, *filter(None, more))
-    candidates = (
-        Strategy(one, 0, LOOKUPS if one.looks_up else None, one.n_parallel) for one in plans
-    )
-    best = choose(candidates, speed)
-    return best.plan if best else None
+
+    def is_good(plan: MemoryPlan) -> bool:
+        if keeps_one_text_fast:
+            return is_as_fast(plan, alone)
+        most = plan.n_parallel * alone.least_bytes_per_pass
+        return plan.paged == alone.paged and plan.least_bytes_per_pass <= most
+
+    tried = map(planned_for, AUTO_TEXTS[:0:-1])
+    return next((plan for plan in tried if plan and is_good(plan)), alone)

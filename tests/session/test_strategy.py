@@ -13,7 +13,6 @@ from edgespec.session.strategy import (
     alone,
     beside,
     choose,
-    hint,
     own_draft,
     own_drafts,
 )
@@ -52,10 +51,6 @@ def best(candidates: list[Strategy]) -> Strategy:
     return chosen
 
 
-def disk() -> float:
-    return SLOW
-
-
 def sizes(bits: float) -> int:
     """Sizes of drafts of a model with 1,300 million weights."""
     return int(1.3e9 * bits / 8)
@@ -81,11 +76,11 @@ def test_a_slow_disk_gains_more_than_a_fast_one() -> None:
 
 def test_a_target_that_fits_gets_none() -> None:
     assert found(plan(4000)) == []
-    assert hint(plan(4000), sizes, disk) == []
+    assert own_draft(plan(4000), sizes, SLOW) is None
 
 
 def test_a_target_of_which_none_can_be_made_gets_none() -> None:
-    assert hint(plan(900), lambda bits: 0, disk) == []
+    assert own_draft(plan(900), lambda bits: 0, SLOW) is None
 
 
 def test_the_bytes_of_copies_that_pinned_weights_replace_pin_more() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.pinning import SegmentSize
-from edgespec.session.strategy import Speed, texts_at_once
+from edgespec.session.strategy import texts_at_once
 
 
 def plan(n_parallel: int, streamed_bytes: int) -> MemoryPlan:
@@ -31,7 +31,7 @@ MIB = 1 << 20
 def chosen(plans: Sequence[MemoryPlan], keeps_one_text_fast: bool = False) -> int:
     """The number of texts that is chosen of those for 1, 2, 4 ... texts."""
     by_number = {plan.n_parallel: replace(plan, text_bytes=plan.text_bytes or 1) for plan in plans}
-    plan = texts_at_once(by_number.get, keeps_one_text_fast, Speed())
+    plan = texts_at_once(by_number.get, keeps_one_text_fast)
     assert plan is not None
     return plan.n_parallel
 
