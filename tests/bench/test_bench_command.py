@@ -221,7 +221,7 @@ def test_a_target_that_guesses_for_itself_needs_no_draft(tmp_path: Path, capsys)
     from zoo_files import write_guessing
 
     target, data = write_guessing(tmp_path / "m.gguf", "glm4moe", knows=True), tmp_path / "a.json"
-    words = "--memory-budget auto --modes llama-linear,auto -n 4"
+    words = "--memory-budget auto --modes llama-linear-3,auto -n 4"
     words += " --quick -t 1"
     command = ["bench", "-m", str(target), *words.split(), "--json", str(data)]
     assert command_line.main(command) == 0

@@ -64,8 +64,7 @@ _EPILOG = """\
 modes:
   mmap            the model's own library, llama.cpp or onnxruntime, weights mapped from the file
   resident        the same, weights in memory and packed as it likes them best, where they fit
-  llama-linear    llama.cpp's linear speculation, both models mapped; -3 with its newer defaults;
-                  not for ONNX
+  llama-linear-3  llama.cpp's linear speculation, both models mapped; not for ONNX
   paged           edgespec without a draft
   linear          one branch of a fixed length
   tree-adaptive   LLMCad's tree and threshold

@@ -6,9 +6,8 @@ For comparison only: they use neither edgespec's paging nor its engine.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -34,7 +33,7 @@ from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.llama.openmp import spinning_threads
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 
-MMAP, RESIDENT, LINEAR, LINEAR_SHORT = "mmap", "resident", "llama-linear", "llama-linear-3"
+MMAP, RESIDENT, LINEAR = "mmap", "resident", "llama-linear-3"
 
 LIBRARY = f"llama-cpp-python {loading.version()}"
 BASELINES: Sequence[Baseline] = (
@@ -44,23 +43,19 @@ BASELINES: Sequence[Baseline] = (
         "llama.cpp, weights in memory, repacked for the CPU where that works",
         resident=True,
     ),
-    Baseline(LINEAR, "llama.cpp's linear speculation, both mapped: 16 guesses, p >= 0.75", True),
-    Baseline(LINEAR_SHORT, "the same with its defaults of 2026: 3 guesses, any p", True),
+    Baseline(LINEAR, "llama.cpp's linear speculation, both mapped: 3 guesses", True),
 )
-_RULES = {LINEAR: (16, 0.75), LINEAR_SHORT: (3, 0.0)}
-"""Limits of llama.cpp's speculation: `--draft-max` and `--draft-p-min`."""
-_N_CANDIDATES = 10
-"""Tokens kept by llama.cpp's draft sampler; `p_min` refers to their total probability."""
+_N_GUESSES = 3
+"""llama.cpp's `--draft-max`."""
 
 
 def run(name: str, request: BaselineRequest) -> BaselineRun:
     """Continue the prompts with baseline `name`. Raises ModelError and UsageError."""
     with ExitStack() as owned:
         began = time.perf_counter()
-        keeps_all = name == RESIDENT
-        target = owned.enter_context(_LlamaModel(request.model, request, keeps_all))
-        drafter = None
-        if name in _RULES:
+        target = owned.enter_context(_LlamaModel(request.model, request, name == RESIDENT))
+        draft = None
+        if name == LINEAR:
             if request.draft is None:
                 raise UsageError(f"{name} needs a draft: name one with -md")
             if is_head(read_header(request.draft)):
@@ -69,50 +64,25 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
                     "the target's hidden states: name another draft with -md"
                 )
             draft = owned.enter_context(_LlamaModel(request.draft, request, False))
-            drafter = _Drafter(draft, *_RULES[name])
         load_s = time.perf_counter() - began
 
         def read(tokens: Sequence[int]) -> None:
-            for model in [target, drafter.draft] if drafter else [target]:
-                if tokens:
-                    model.read(tokens, 0)
+            for model in (target, draft):
+                if tokens and model is not None:
+                    model.read(tokens, 0, is_prompt=True)
 
-        decode = partial(_decoded, request, target, drafter)
+        decode = partial(_decoded, request, target, draft)
         return measured(request, load_s, target.vocabulary, read, decode)
 
 
-@dataclass(frozen=True, slots=True)
-class _Drafter:
-    draft: _LlamaModel
-    n_max: int
-    p_min: float
-
-    def guesses(self, last: int, n_past: int, room: int) -> list[int]:
-        """The draft's greedy continuation, as long as its probabilities are high enough."""
-        found: list[int] = []
-        token = last
-        while len(found) < min(self.n_max, room):
-            logits = self.draft.continued([token], n_past + len(found))[-1]
-            token = int(logits.argmax())
-            best = np.partition(logits, -_N_CANDIDATES)[-_N_CANDIDATES:]
-            if 1 / float(np.exp(best - logits[token]).sum()) < self.p_min:
-                break
-            found.append(token)
-        self.draft.forget_from(n_past)
-        return found
-
-
 def _decoded(
-    request: BaselineRequest,
-    target: _LlamaModel,
-    drafter: _Drafter | None,
-    prompt: Sequence[int],
+    request: BaselineRequest, target: _LlamaModel, draft: _LlamaModel | None, prompt: Sequence[int]
 ) -> tuple[list[int], list[RoundStats]]:
     """Decode by the algorithm of llama.cpp's example `speculative-simple`.
 
-    The draft guesses one branch until its probability is too low; one batch of the target verifies
-    it: a guess is accepted if it is what the target picks there. The draft then reads the same
-    batch again. Without a draft, a pass gives one token.
+    The draft guesses a few tokens; one batch of the target verifies them: a guess is accepted if it
+    is what the target picks there. The draft then reads the same batch again. Without a draft, a
+    pass gives one token.
     """
     tokens: list[int] = []
     rounds: list[RoundStats] = []
@@ -121,32 +91,36 @@ def _decoded(
         began = time.perf_counter()
         n_past = len(prompt) - 1 + len(tokens)
         room = min(request.n_tokens - len(tokens) - 1, request.ctx_size - n_past - 2)
-        guesses = drafter.guesses(last, n_past, room) if drafter else []
+        batch = [last]
+        for place in range(min(_N_GUESSES, room) if draft is not None else 0):
+            assert draft is not None
+            batch.append(int(draft.read(batch[-1:], n_past + place)[-1].argmax()))
+        if draft:
+            draft.forget_from(n_past)
         guessed = time.perf_counter()
-        logits = target.continued([last, *guesses], n_past)  # [1 + guesses, n_vocab]
+        logits = target.read(batch, n_past)  # [1 + guesses, n_vocab]
         decoded = time.perf_counter()
         picked: list[int] = []
-        for row, guess in zip_longest(logits, guesses):
+        for row, guess in zip_longest(logits, batch[1:]):
             picked.append(request.pick(row, [*prompt, *tokens, *picked]))
             if picked[-1] != guess:
                 break
         accepted = len(picked) - 1
         draft_s = 0.0
-        if drafter:
-            drafter.draft.read([last, *guesses], n_past)
+        if draft:
+            draft.read(batch, n_past)
             draft_s = guessed - began + time.perf_counter() - decoded
-            for model in (target, drafter.draft):
+            for model in (target, draft):
                 model.forget_from(n_past + 1 + accepted)
-        gained = picked
-        end = next((n for n, token in enumerate(gained) if target.is_end(token)), accepted)
-        gained = gained[: end + 1]
-        tokens += gained
-        last = gained[-1]
+        end = next((n for n, token in enumerate(picked) if target.is_end(token)), accepted)
+        picked = picked[: end + 1]
+        tokens += picked
+        last = picked[-1]
         rounds.append(
             RoundStats(
-                n_tokens=len(gained),
-                accepted=min(accepted, len(gained)),
-                verified=len(guesses),
+                n_tokens=len(picked),
+                accepted=min(accepted, len(picked)),
+                verified=len(batch) - 1,
                 passes=1,
                 draft_s=draft_s,
                 pass_s=decoded - guessed,
@@ -186,32 +160,21 @@ class _LlamaModel(Closeable):
             self._context = None
             self._model.close()
 
-    def read(self, tokens: Sequence[int], position: int) -> None:
-        """Append tokens to the text from `position` on."""
-        self._decode(tokens, position, {len(tokens) - 1})
-
-    def continued(self, tokens: Sequence[int], position: int) -> np.ndarray:
-        """The logits after each of these tokens, float32 [n, n_vocab]."""
-        return self._decode(tokens, position, {*range(len(tokens))})
-
-    def _decode(self, tokens: Sequence[int], position: int, wanted: Collection[int]) -> np.ndarray:
-        """The logits after the tokens at the `wanted` places, float32 [n, n_vocab]."""
-        found = []
+    def read(self, tokens: Sequence[int], position: int, is_prompt: bool = False) -> np.ndarray:
+        """Append tokens to the text from `position` on; the logits after each of the last batch,
+        float32 [n, n_vocab], of a prompt after the last one."""
         for begin in range(0, len(tokens), self.most):
             chunk = tokens[begin : begin + self.most]
             first, n_rows = position + begin, len(chunk)
-            with_logits = {place - begin for place in wanted} & {*range(n_rows)}
+            with_logits = range(n_rows - 1 if is_prompt else 0, n_rows)
             rows = Rows([*chunk], [*range(first, first + n_rows)], [[0]] * n_rows)
             self._batch.fill(rows, with_logits)
             with self._threads.computing(is_resident=True) if self._threads else nullcontext():
                 code = lib.llama_decode(self._context, self._batch.raw)
             if code:
                 raise EdgespecError(f"llama.cpp failed to compute (code {code})")
-            if with_logits:
-                shape = (len(with_logits), self._model.n_vocab)
-                logits = np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape)
-                found.append(logits.copy())
-        return np.concatenate(found)
+        shape = (len(with_logits), self._model.n_vocab)
+        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape).copy()
 
     def forget_from(self, position: int) -> None:
         """Drop the KV from this position on."""
