@@ -16,6 +16,7 @@ from test_reference_kernels import line
 
 from edgespec.ports import LanguageModel
 from edgespec_runtimes.gguf.file.header import read_header
+from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES
 from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES, Packer
 from edgespec_runtimes.gguf.llama import abi, ggml, loading
 from edgespec_runtimes.gguf.model import GgufModel
@@ -76,7 +77,7 @@ def test_where_packing_is_not_allowed_weights_stay_as_stored(
 
 def test_weights_are_packed_piece_by_piece_as_llama_cpp_packs_them_at_once(path: Path) -> None:
     n_in, n_out = 2048, 1032
-    row_bytes = ggml.row_bytes(Q4_0, n_in)
+    row_bytes = TENSOR_TYPES[Q4_0].nbytes(n_in)
     assert n_out * row_bytes > PIECE_BYTES
     stored = np.random.default_rng(0).integers(0, 256, n_out * row_bytes, np.uint8).tobytes()
     buffer_type = ggml.packing_buffer_type(Q4_0, n_in, n_out)

@@ -59,11 +59,9 @@ RANKING = Purpose(
 )
 TEXT = Purpose("generates text and says of no vectors", "name an embedding model")
 WHOLE_TEXT = Purpose(
-    "has an encoder or writes by diffusion, and not a token after the other",
+    "does not write a token after the other: it has an encoder, makes sound or pictures, or writes "
+    "by diffusion",
     "name a decoder-only model, or run this one with llama.cpp",
-)
-SPEECH = Purpose(
-    "makes sound, not text", "name a model that generates text, or run this one with llama.cpp"
 )
 VISION = Purpose(
     "is the image half of another model", "name the text model that it belongs to as the target"
@@ -76,10 +74,6 @@ OTHER_HEAD = Purpose(
     "is a drafting head that computes with its target's keys and values, which edgespec keeps",
     "name an EAGLE-3, DFlash or DSpark head or a whole model of the target's family, or take "
     f"{setting.draft('self')}",
-)
-UNFIT = Purpose(
-    "is computed otherwise by llama.cpp than edgespec needs it",
-    "name another model, or run this one with llama.cpp",
 )
 
 
@@ -141,14 +135,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         purpose=EMBEDDING,
     ),
     "jina-bert-v2": Architecture(Trait.HEADS_ALIKE, EMBEDDING),
-    **_alike("t5 t5encoder dream llada llada-moe rnd1", purpose=WHOLE_TEXT),
-    **_alike("wavtokenizer-dec qwen3tts pockettts", purpose=SPEECH),
+    # chameleon writes images between its words, and plm ends the process when its graph is built
+    **_alike(
+        "t5 t5encoder dream llada llada-moe rnd1 wavtokenizer-dec qwen3tts pockettts chameleon plm",
+        purpose=WHOLE_TEXT,
+    ),
     "eagle3": Architecture(Trait.PLAIN, HEAD),
     "dflash": Architecture(purpose=HEAD),
     "gemma4-assistant": Architecture(purpose=OTHER_HEAD),
     "clip": Architecture(purpose=VISION),
-    # chameleon writes images between its words, and plm ends the process when its graph is built
-    **_alike("chameleon plm", purpose=UNFIT),
 }
 """Architectures by name; those that are missing generate text and have none of the traits."""
 

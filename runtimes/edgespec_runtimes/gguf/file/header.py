@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -152,15 +152,17 @@ def is_gguf(path: Path) -> bool:
 def read_header(path: Path) -> GgufFile:
     """Header of the GGUF file at `path`, and of all other parts if the model is split.
 
-    `path` may be any part. Raises ModelError if a file is missing, is not GGUF, is inconsistent, or
-    is shorter than its tensors.
+    `path` may be any part; that they belong together is left to llama.cpp. Raises ModelError if a
+    file is missing, is not GGUF, is inconsistent, or is shorter than its tensors.
     """
     named = GgufFile((Path(path),), *read_part(Path(path), 0))
-    count = _split_value(named, "split.count", 1)
+    count = named.integer("split.count", 1)
     if count <= 1:
         return named
-    paths = enumerate(_split_paths(named, count))
-    return _join([GgufFile((part,), *read_part(part, index)) for index, part in paths])
+    paths = _split_paths(named, count)
+    parts = [read_part(part, index) for index, part in enumerate(paths)]
+    tensors = tuple(tensor for *_, found in parts for tensor in found)
+    return GgufFile(tuple(paths), *parts[0][:2], tensors)
 
 
 MAX_NAME = 64
@@ -168,20 +170,9 @@ MAX_NAME = 64
 _SPLIT_NAME = re.compile(r"(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
-def _split_value(header: GgufFile, key: str, default: int | None = None) -> int:
-    kind = ValueType.INT32 if key == "split.tensors.count" else ValueType.UINT16
-    entry = header.entries.get(key)
-    if entry is None and default is not None:
-        return default
-    if entry is None or entry.kind is not kind or not isinstance(entry.value, int):
-        found = "missing" if entry is None else entry.kind.name.lower()
-        raise ModelError(f"{header.path}: {key} must be {kind.name.lower()}, it is {found}")
-    return entry.value
-
-
 def _split_paths(named: GgufFile, count: int) -> list[Path]:
     path = named.path
-    number = _split_value(named, "split.no")
+    number = named.integer("split.no")
     match = _SPLIT_NAME.fullmatch(path.name)
     if match is None or (int(match["number"]), int(match["count"])) != (number + 1, count):
         raise ModelError(
@@ -196,33 +187,6 @@ def _split_paths(named: GgufFile, count: int) -> list[Path]:
         if not part.exists():
             raise ModelError(f"part {index + 1} of {count} is missing: put {part} there")
     return parts
-
-
-def _join(parts: list[GgufFile]) -> GgufFile:
-    count = len(parts)
-    tensors: dict[str, TensorEntry] = {}
-    for index, header in enumerate(parts):
-        path = header.path
-        says = _split_value(header, "split.no"), _split_value(header, "split.count")
-        if says != (index, count):
-            raise ModelError(
-                f"{path} does not call itself part {index + 1} of {count}; download it again"
-            )
-        for tensor in header.tensors:
-            if tensor.name in tensors:
-                raise ModelError(
-                    f"{path}: the tensor {tensor.name} is in another part already; download both "
-                    "again"
-                )
-            tensors[tensor.name] = tensor
-    claimed = _split_value(parts[0], "split.tensors.count")
-    if claimed != len(tensors):
-        raise ModelError(
-            f"{parts[0].path}: its {count} parts should hold {claimed} tensors, they hold "
-            f"{len(tensors)}"
-        )
-    paths = tuple(header.path for header in parts)
-    return replace(parts[0], paths=paths, tensors=tuple(tensors.values()))
 
 
 def _describe(value: MetadataValue) -> str:

@@ -21,7 +21,7 @@ class NodeGraph(Closeable):
         self._graph = ggml.new_graph(ggml.new_context(self._owned))
         self.backend = ggml.new_cpu_backend(self._owned, n_threads)
         """Address of the CPU backend, valid until `close`."""
-        ggml.add_node(self._graph, ctypes.addressof(self.node))
+        ggml.call(None, "ggml_graph_add_node", self._graph, ctypes.addressof(self.node))
 
     def compute(self) -> None:
         """Compute the node. Raises EdgespecError."""

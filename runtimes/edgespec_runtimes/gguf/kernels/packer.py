@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from edgespec.concurrency.owning import Closeable
+from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES
 from edgespec_runtimes.gguf.kernels.batch_invariance import is_invariant_in
 from edgespec_runtimes.gguf.llama import abi, ggml
 
@@ -112,7 +113,7 @@ class Packer(Closeable):
 
     def _piece(self, kind: int, n_in: int) -> _Piece:
         if (kind, n_in) not in self._pieces:
-            row_bytes = ggml.row_bytes(kind, n_in)
+            row_bytes = TENSOR_TYPES[kind].nbytes(n_in)
             n_rows = GROUP_ROWS * max(1, PIECE_BYTES // (GROUP_ROWS * row_bytes))
             if n_rows * row_bytes > len(self._copy):
                 self._copy = ctypes.create_string_buffer(n_rows * row_bytes)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import EdgespecError
-from edgespec_runtimes.gguf.file.layout import KINDS
+from edgespec_runtimes.gguf.file.layout import KINDS, TENSOR_TYPES
 from edgespec_runtimes.gguf.llama import abi
 
 CPU, GPU, INTEGRATED_GPU = 0, 1, 2
@@ -91,20 +91,11 @@ def set_tensor(tensor: int, content: Any, nbytes: int) -> None:
     call(None, "ggml_backend_tensor_set", tensor, content, *sizes)
 
 
-def row_bytes(kind: int, n_in: int) -> int:
-    sizes = ctypes.c_int(kind), ctypes.c_int64(n_in)
-    return int(call(ctypes.c_size_t, "ggml_row_size", *sizes))
-
-
 @functools.cache
 def packing_buffer_type(kind: int, n_in: int, n_out: int) -> int | None:
     """llama.cpp's preferred buffer type for weights [n_out, n_in]; None if they stay unpacked."""
-    return next((b for b in packing_buffer_types() if packs(b, kind, n_in, n_out)), None)
-
-
-def packs(buffer_type: int, kind: int, n_in: int, n_out: int) -> bool:
-    """True if the CPU can multiply weights [n_out, n_in] in a buffer of this type."""
-    return multiplies(_device(), kind, n_in, n_out, 512, buffer_type)
+    shape = _device(), kind, n_in, n_out, 512
+    return next((b for b in _packing_buffer_types() if multiplies(*shape, b)), None)
 
 
 def buffer_type_name(buffer_type: int) -> str:
@@ -161,27 +152,6 @@ def memory_of(device: int) -> tuple[int, int]:
     return free.value, total.value
 
 
-def devices_in(registry: int) -> list[int]:
-    """All devices of a registry; none if its address is 0."""
-    if not registry:
-        return []
-    n_devices = int(call(ctypes.c_size_t, "ggml_backend_reg_dev_count", registry))
-    return [
-        pointer("ggml_backend_reg_dev_get", registry, ctypes.c_size_t(n)) for n in range(n_devices)
-    ]
-
-
-def function_of(registry: bytes, name: bytes) -> int:
-    """Address of a backend's function by name; 0 if there is none."""
-    found = pointer("ggml_backend_reg_by_name", registry)
-    return pointer("ggml_backend_reg_get_proc_address", found, name) if found else 0
-
-
-def device_of(kind: int) -> int | None:
-    """The first device of a kind."""
-    return pointer("ggml_backend_dev_by_type", ctypes.c_int(kind)) or None
-
-
 def device_name(device: int) -> str:
     """Description of a device."""
     name: bytes = call(ctypes.c_char_p, "ggml_backend_dev_description", device)
@@ -191,7 +161,7 @@ def device_name(device: int) -> str:
 def quantised(kind: int, values: np.ndarray) -> bytes:
     """Rows of weights, float32 [n_rows, n_in], quantised as in a file."""
     n_rows, n_in = values.shape
-    out = ctypes.create_string_buffer(n_rows * row_bytes(kind, n_in))
+    out = ctypes.create_string_buffer(TENSOR_TYPES[kind].nbytes(values.size))
     sizes = [ctypes.c_int64(n) for n in (0, n_rows, n_in)]
     call(
         ctypes.c_size_t,
@@ -250,10 +220,6 @@ def new_graph(context: int) -> int:
     return pointer("ggml_new_graph_custom", context, ctypes.c_size_t(8), ctypes.c_bool(False))
 
 
-def add_node(graph: int, tensor: int) -> None:
-    call(None, "ggml_graph_add_node", graph, tensor)
-
-
 def compute(backend: int, graph: int) -> None:
     """Compute all nodes of a graph. Raises EdgespecError."""
     if status := call(ctypes.c_int, "ggml_backend_graph_compute", backend, graph):
@@ -286,7 +252,7 @@ def product(
     It is float32 [n_rows, n_out], computed on `device` or the CPU.
     """
     (n_rows, n_in), rows = rows.shape, np.ascontiguousarray(rows)
-    n_out = len(weights) // row_bytes(kind, n_in)
+    n_out = len(weights) // TENSOR_TYPES[kind].nbytes(n_in)
     out = (ctypes.c_float * (n_rows * n_out))()
     device = _device() if device is None else device
     with ExitStack() as owned:
@@ -310,11 +276,11 @@ def product(
 
 @functools.cache
 def _device() -> int:
-    return device_of(CPU) or 0
+    return pointer("ggml_backend_dev_by_type", ctypes.c_int(CPU))
 
 
 @functools.cache
-def packing_buffer_types() -> tuple[int, ...]:
+def _packing_buffer_types() -> tuple[int, ...]:
     """llama.cpp's extra buffer types for the CPU, in order of preference."""
     registry = pointer("ggml_backend_dev_backend_reg", _device())
     name = b"ggml_backend_dev_get_extra_bufts"

@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -51,32 +52,18 @@ class SpinningThreads:
             self._rule.see_pass(end, end - began, waited_s() - waited_before)
 
 
-class _ThreadTimes:
-    """The kernel's count of this thread's times: a file that stays open, as opening takes long."""
-
-    def __init__(self) -> None:
-        self._file = os.open(_SCHEDSTAT, os.O_RDONLY)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            os.close(self._file)
-
-    def waited_s(self) -> float:
-        if sys.platform == "win32":
-            raise OSError("Windows does not count them")
-        return int(os.pread(self._file, 64, 0).split()[1]) * 1e-9
-
-
 _of_thread = threading.local()
 
 
 def waited_s() -> float:
     """Seconds that this thread was ready to run and waited for a core. Raises OSError where the
     kernel does not count them."""
-    if not hasattr(_of_thread, "times"):
-        _of_thread.times = _ThreadTimes()
-    times: _ThreadTimes = _of_thread.times
-    return times.waited_s()
+    if sys.platform == "win32":
+        raise OSError("Windows does not count them")
+    if not hasattr(_of_thread, "times"):  # a file that stays open, as opening takes long
+        _of_thread.times = os.open(_SCHEDSTAT, os.O_RDONLY)
+        weakref.finalize(threading.current_thread(), os.close, _of_thread.times)
+    return int(os.pread(_of_thread.times, 64, 0).split()[1]) * 1e-9
 
 
 @functools.cache

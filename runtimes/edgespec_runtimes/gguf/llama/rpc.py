@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -25,7 +26,6 @@ from edgespec_runtimes.gguf.llama import abi, ggml
 
 T = TypeVar("T")
 
-_REGISTRY = b"RPC"
 _ADD_SERVER, _START_SERVER = b"ggml_backend_rpc_add_server", b"ggml_backend_rpc_start_server"
 _HELLO, _DEVICE_MEMORY, _PROTOCOL = 14, 11, 7
 """`RPC_CMD_HELLO`, `RPC_CMD_GET_DEVICE_MEMORY` and `RPC_PROTO_MAJOR_VERSION`."""
@@ -37,7 +37,7 @@ ANSWER_S = 20.0
 
 def is_supported() -> bool:
     """True if this build of llama.cpp has RPC."""
-    return bool(ggml.function_of(_REGISTRY, _START_SERVER))
+    return bool(_address_of(_START_SERVER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,11 @@ def devices_of(server: str) -> list[int]:
     The process is aborted if there is no such server, but where `ServerCalls` are made.
     """
     add = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(_function(_ADD_SERVER))
-    return ggml.devices_in(add(server.encode()) or 0)
+    if not (registry := add(server.encode())):
+        return []
+    n_devices = int(ggml.call(ctypes.c_size_t, "ggml_backend_reg_dev_count", registry))
+    device = partial(ggml.pointer, "ggml_backend_reg_dev_get", registry)
+    return [device(ctypes.c_size_t(n)) for n in range(n_devices)]
 
 
 _connections: Counter[str] = Counter()
@@ -222,12 +226,17 @@ def serve(server: str, n_threads: int, devices: list[int]) -> None:
     start(server.encode(), None, n_threads, len(devices), lent)
 
 
-@functools.cache
 def _function(name: bytes) -> int:
-    address = ggml.function_of(_REGISTRY, name)
-    if not address:
+    if not (address := _address_of(name)):
         raise EdgespecError(MISSING)
     return address
+
+
+@functools.cache
+def _address_of(name: bytes) -> int:
+    """Address of one of the backend's functions; 0 if there is none."""
+    found = ggml.pointer("ggml_backend_reg_by_name", b"RPC")
+    return ggml.pointer("ggml_backend_reg_get_proc_address", found, name) if found else 0
 
 
 MISSING = (
