@@ -136,7 +136,7 @@ def test_a_part_with_another_name_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("number", "name"), [(1, "other"), (0, "other"), (1, "token_embd.weight")])
 def test_parts_of_different_models_are_refused(tmp_path: Path, number: int, name: str) -> None:
-    """By llama.cpp, before anything is planned."""
+    """llama.cpp refuses them before anything is planned."""
     first, second = split(tiny_llama(), tmp_path, 2)
     part = Gguf({"split.no": (U16, number), "split.count": (U16, 2)})
     part.tensors = [Tensor(name, (32,), 0, bytes(128))]
