@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 1374,
     "chat": 1912,
     "cli": 4723,
-    "completions": 4304,
+    "completions": 4128,
     "concurrency": 558,
     "diagnosis": 480,
     "engine": 4056,

@@ -61,17 +61,6 @@ def types_of(schema: Any, root: Schema) -> set[str]:
     return set().union(*found) if all(found) else set()
 
 
-def never_null(parameters: Schema | None) -> frozenset[str]:
-    """Names of arguments that may be left out, and that a schema does not allow to be null."""
-    root = parameters or {}
-    properties, required = root.get("properties"), root.get("required")
-    if not isinstance(properties, Mapping):
-        return frozenset()
-    needed = required if isinstance(required, list) else ()
-    optional = {name: types_of(its, root) for name, its in properties.items() if name not in needed}
-    return frozenset(name for name, kinds in optional.items() if kinds and "null" not in kinds)
-
-
 def followed(schema: Any, root: Schema) -> Any:
     """The schema that a reference such as `#/$defs/City` names; None if there is none."""
     for _ in range(_MAX_REFERENCES):

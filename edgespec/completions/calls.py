@@ -8,19 +8,17 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 Parameters = Mapping[str, Any] | None
 """JSON schema of a tool's arguments; None if it is unknown."""
 _HEAD = re.compile(r'[^{"]*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"arguments"\s*:\s*(?=\{)')
 """A call up to its arguments, behind the marks that open it; definitions have `parameters`."""
 _MAY_BE_NULL = re.compile(
-    r'\s*(?:"(?P<name>(?:[^"\\]|\\.)*)(?:\\|"\s*(?::\s*(?P<null>n(?:u(?:ll?)?)?)?\s*)?)?)?\Z'
+    r"(?:,\s*|(?<=\{)\s*)"
+    r'(?:"(?:[^"\\]|\\.)*(?:\\|"\s*(?::\s*(?:n(?:u(?:ll?)?)?\s*)?)?)?)?\Z'
 )
-"""An argument that is null, or may become it as the text goes on."""
-_SIGN = re.compile(r'"(?:[^"\\]|\\.)*"?|[][{},]', re.DOTALL)
-"""A string, which may lack its end, or what parts arguments."""
+"""An argument at the end of a text that is null, or may become it as the text goes on."""
 _NO_ESCAPE = re.compile(r"\\(?![\\'\"abfnrtvxNuU0-7\n])")
 """A backslash that begins no escape, about which Python's parser would warn."""
 _CONTROL, _STRING = re.compile(r"[\0-\x1f]"), re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
@@ -50,69 +48,28 @@ class Reading:
     """Marks to expect there, as others in front of the calls were opened."""
 
 
-class OpenCall:
-    """A call whose arguments are being written: a JSON object behind its name."""
+def begun_call(text: str, optional: Mapping[str, Collection[str]]) -> ToolCall | None:
+    """The JSON call that `text` begins, with its arguments as far as they are certain, as they are
+    written; None if it calls none of the functions whose `optional` arguments are given.
 
-    def __init__(self, name: str, arguments_at: int, optional: Collection[str] = ()) -> None:
-        """The arguments begin at `arguments_at` in the text of the call. Those that are null and
-        `optional` are left out."""
-        self.name = name
-        self._optional = optional
-        self.arguments = ""
-        """The arguments so far, as they are written, with line breaks in strings escaped."""
-        self._at = arguments_at
-        self._end: int | None = None
-        self._n_read = 0
-
-    @classmethod
-    def begun(cls, text: str, optional: Mapping[str, Collection[str]]) -> Self | None:
-        """The call whose arguments a text has begun, of a function with such `optional` arguments
-        as cannot be null; None if there is none."""
-        head = _HEAD.match(text)
-        name = None if head is None else json_at(f'"{head[1]}"', 0, is_last=True)
-        if not head or not name or name[0] not in optional:
-            return None
-        return cls(name[0], head.end(), optional[name[0]])
-
-    def push(self, text: str) -> str:
-        """The arguments that are new in `text`, that of the call so far; brackets and marks at its
-        end may belong to the call."""
-        if self._end is None and "}" in text[self._n_read :]:
-            with suppress(UnfinishedCall):
-                found = json_at(text, self._at, is_last=False)
-                self._end = found and found[1]
-        self._n_read = len(text)
-        told = text[self._at : self._end]
-        if self._end is None:
-            mark = told.rfind("<", max(0, len(told) - _LONGEST_MARK))
-            told = told[: mark if mark >= 0 else None].rstrip("}]` \t\r\n")
-        if _CONTROL.search(told):
-            told = _STRING.sub(lambda found: _CONTROL.sub(_escaped, found[0]), told)
-        if self._optional:
-            told = _without_nulls(told, self._optional)
-        new, self.arguments = told[len(self.arguments) :], told
-        return new
-
-    def is_of(self, text: str) -> bool:
-        """False once the text was found to be no call, and is held back no longer."""
-        return len(text) >= self._n_read
-
-
-def _without_nulls(arguments: str, optional: Collection[str]) -> str:
-    """The arguments so far without `optional` ones that are null, or may become it."""
-    depth, bounds = 0, []
-    for sign in _SIGN.finditer(arguments):
-        depth += (sign[0] in "{[") - (sign[0] in "}]")
-        if depth == 0 or (depth == 1 and sign[0] in ("{", ",")):
-            bounds.append(sign.start())
-    parts = [arguments[begin + 1 : end] for begin, end in pairwise(bounds)]
-    last = arguments[bounds[-1] + 1 :] if depth else ""
-    if depth and not _MAY_BE_NULL.match(last):
-        parts.append(last)
-    nulls = [found for found in map(_MAY_BE_NULL.match, parts) if found and found["null"] == "null"]
-    left_out = {found[0] for found in nulls if found["name"] in optional}
-    kept = ",".join(part for part in parts if part not in left_out)
-    return arguments[:1] + kept + ("" if depth else arguments[bounds[-1] if bounds else 0 :])
+    Line breaks in strings are escaped, and optional arguments that are null are left out.
+    """
+    head = _HEAD.match(text)
+    name = json_at(f'"{head[1]}"', 0, is_last=True) if head else None
+    if not head or not name or name[0] not in optional:
+        return None
+    found = json_at(text, head.end(), is_last=True)
+    told = text[head.end() : found[1] if found else len(text)]
+    if not found:  # brackets and marks at its end may belong to the call
+        mark = told.rfind("<", max(0, len(told) - _LONGEST_MARK))
+        told = told[: mark if mark >= 0 else None].rstrip("}],` \t\r\n")
+    if _CONTROL.search(told):
+        told = _STRING.sub(lambda found: _CONTROL.sub(_escaped, found[0]), told)
+    if names := "|".join(re.escape(json.dumps(one)) for one in optional[name[0]]):
+        null = rf"(?:{names})\s*:\s*null\s*"
+        told = re.sub(rf",\s*{null}(?=[,}}])|(?<={{)(?:\s*{null}(?:,|(?=}})))+\s*", "", told)
+        told = told if found else _MAY_BE_NULL.sub("", told)
+    return ToolCall(name[0], told)
 
 
 def _escaped(character: re.Match[str]) -> str:

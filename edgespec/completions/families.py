@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edgespec.chat.call_marks import BLOCKS, END, OPENERS
@@ -48,17 +48,17 @@ class Family:
     """Marks that begin a call, of which one stands in templates of the family."""
     head: re.Pattern[str]
     """All up to the arguments, with the function's name."""
-    end: str = ""
-    """Pattern of the mark that ends a call."""
+    ends: tuple[str, ...] = ()
+    """Marks that end a call."""
     parameter: str = ""
     """Pattern of the mark in front of an argument, `%s` for its name; empty: they are an object."""
     value_end: str = ""
     """Pattern of the mark behind an argument."""
 
 
-def _native(begin: str, rest: str, end: str = "") -> Family:
+def _native(begin: str, rest: str, *ends: str) -> Family:
     """A family whose arguments are an object. `rest` is the pattern between its begin and them."""
-    return Family((begin,), re.compile(re.escape(begin) + rest), re.escape(end))
+    return Family((begin,), re.compile(re.escape(begin) + rest), ends)
 
 
 GEMMA = _native("<|tool_call>", rf"\s*call:{_NAME}(?={{)", "<tool_call|>")
@@ -73,6 +73,7 @@ FAMILIES = (
         "<｜tool▁call▁begin｜>",
         rf"(?:function<｜tool▁sep｜>)?(?!function<){_NAME}(?:<｜tool▁sep｜>|\s*```json)",
         "<｜tool▁call▁end｜>",
+        FENCE,
     ),
     _native(
         "<|tool_call:begin|>",
@@ -85,20 +86,20 @@ FAMILIES = (
             rf"(?:<\|channel\|>commentary )?to=(?:functions\.)?{_NAME}[^<]*"
             r"(?:<\|channel\|>commentary[^<]*)?(?:<\|constrain\|>\w*)?<\|message\|>"
         ),
-        r"<\|call\|>",
+        ("<|call|>",),
     ),
     GEMMA,
     Family(
         ("<function=", '<function name="', '<invoke name="', '<｜DSML｜invoke name="'),
         re.compile(r"<(?:｜DSML｜)?(?:function|invoke)(?:=| name=\")(?P<name>[^<>\n\"]+)\"?>"),
-        "</(?:｜DSML｜)?(?:function|invoke)>",
+        ("</function>", "</invoke>", "</｜DSML｜invoke>"),
         r"<(?:｜DSML｜)?param(?:eter)?(?:=| name=\")(%s)(?:\"[^<>\n]*)?>",
         "</(?:｜DSML｜)?param(?:eter)?>",
     ),
     Family(
         ("<arg_key", "<tool_sep:opensource>"),
         re.compile(rf"{_NAME}\s*(?:<tool_sep:opensource>|(?=[<{{]))"),
-        "(?=</tool_call(?::opensource)?>)",
+        (),
         "<arg_key(?::opensource)?>(%s)</arg_key(?::opensource)?>\\s*<arg_value(?::opensource)?>",
         "</arg_value(?::opensource)?>",
     ),
@@ -140,13 +141,13 @@ class CallReader:
         self.begins = tuple(mark for mark in marks if mark not in _KEYS.begins)
         """Marks that may begin a call, besides fences and JSON."""
 
-    def read(self, text: str, at: int, is_last: bool) -> Reading | None:
-        """The calls at `at`, behind the marks that open them; None if there are none.
+    def read(self, text: str, is_last: bool) -> Reading | None:
+        """The calls that begin a text, behind the marks that open them; None if there are none.
 
         Without any marks JSON must have arguments. Raises UnfinishedCall until it is known what
         the text is, unless it `is_last`.
         """
-        at, end_marks, is_marked = self._behind_marks(text, at)
+        at, end_marks, is_marked = self._behind_marks(text)
         if not is_last and (self.is_begun(text, at) or FENCE_BEGUN.match(text, at)):
             raise UnfinishedCall
         reading = self._python(text, at, is_last, end_marks)
@@ -157,18 +158,18 @@ class CallReader:
         elif reading is None and (is_marked or text.startswith(self.begins, at)):
             is_over = len(text) - at > _LONGEST_HEAD or any(end in text[at:] for end in end_marks)
             no_call(is_last or is_over)
-        return reading and Reading(reading.calls, reading.end, end_marks)
+        return reading and replace(reading, end_marks=[*end_marks, *reading.end_marks])
 
     def is_begun(self, text: str, at: int) -> bool:
         """True if the text ends at `at`, or in a part of a mark there."""
         rest = text[at : at + _LONGEST_HEAD]
         return any(len(rest) < len(mark) and mark.startswith(rest) for mark in self.begins)
 
-    def _behind_marks(self, text: str, at: int) -> tuple[int, list[str], bool]:
+    def _behind_marks(self, text: str) -> tuple[int, list[str], bool]:
         """The index behind the marks that open calls at `at`, the marks that end them, and whether
         there are any but fences."""
         end_marks: list[str] = []
-        is_marked = False
+        at, is_marked = 0, False
         while True:
             at = _past_blanks(text, at)
             if any(family.head.match(text, at) for family in self._families if family is not _KEYS):
@@ -262,13 +263,7 @@ def _object(family: Family, name: str, text: str, at: int, is_last: bool) -> Rea
     found = _gemma(text, at, is_last) if family is GEMMA else json_at(text, at, is_last)
     if found is None or not isinstance(found[0], dict):
         return None
-    end = found[1]
-    if family.end:
-        if ending := re.compile(rf"\s*(?:```\s*)?{family.end}").match(text, end):
-            end = ending.end()
-        elif not is_last and text[end:].strip()[:1] in ("", "<", "`"):
-            no_call(len(text) - end >= _LONGEST_HEAD)
-    return Reading([ToolCall(name, written(found[0]))], end)
+    return Reading([ToolCall(name, written(found[0]))], found[1], family.ends)
 
 
 def _tagged(
@@ -278,9 +273,10 @@ def _tagged(
     arguments: dict[str, Any] = {}
     known = (schema or {}).get("properties")
     parameter = re.compile(family.parameter % _KEY)
+    end_of_call = re.compile("|".join([*map(re.escape, family.ends), f"(?={_BLOCK_ENDS})"]))
     while True:
         at = _past_blanks(text, at)
-        if ending := re.compile(f"{family.end}|(?={_BLOCK_ENDS})").match(text, at):
+        if ending := end_of_call.match(text, at):
             return Reading([ToolCall(name, written(arguments))], ending.end())
         begin = parameter.match(text, at)
         if begin is None:
@@ -302,12 +298,13 @@ def _value_end(family: Family, is_last: bool, others: Collection[str]) -> re.Pat
 
     Without its mark it ends at a line with one of the `others`, or with the function's end.
     """
-    ends = _BLOCK_ENDS + (r"|\Z" if is_last else "")
+    last = _BLOCK_ENDS + (r"|\Z" if is_last else "")
+    ends = "|".join(map(re.escape, family.ends))
     names = "|".join(map(re.escape, sorted(others)))
     return re.compile(
-        rf"{family.value_end}\s*(?={family.parameter % _KEY}|{family.end}|{ends})"
+        rf"{family.value_end}\s*(?={family.parameter % _KEY}|{ends or last}|{last})"
         + (rf"|(?<=\n)(?={family.parameter % names})" if names else "")
-        + rf"|(?<=\n)(?=(?:{family.end})\s*(?:{ends}))"
+        + rf"|(?<=\n)(?=(?:{ends})\s*(?:{last}))"
     )
 
 

@@ -34,7 +34,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
         ("typical_p tfs_z length_penalty best_of", (1,)),
         ("logits_processor logits_processors stopping_criteria stop_token_ids bad_words", ([],)),
         ("allowed_token_ids functions lora samplers", ([],)),
-        ("penalize_nl include_stop_str_in_output use_beam_search", (False,)),
+        ("penalize_nl include_stop_str_in_output use_beam_search echo", (False,)),
         ("t_max_predict_ms t_max_prompt_ms", (0, -1)),
         ("audio web_search_options", ()),
         ("top_n_sigma", (-1, 0)),

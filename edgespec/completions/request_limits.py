@@ -53,14 +53,10 @@ def max_answer_tokens(n_others: int) -> int:
     return ANSWER_BYTES // _token_bytes(n_others)
 
 
-def answer_bytes(n_tokens: int, n_others: int | None, echoed: int) -> int:
-    """Memory of an answer: its text and `n_others` log probabilities per token, None for none.
-
-    The choices contain `echoed` characters of prompts besides their `n_tokens` tokens.
-    """
-    logged = 0 if n_others is None else n_tokens * _token_bytes(n_others)
-    n_characters = echoed + CHARACTERS_PER_TOKEN * n_tokens
-    return min(ANSWER_BYTES, logged + BYTES_PER_CHARACTER * n_characters)
+def answer_bytes(n_tokens: int, n_others: int | None) -> int:
+    """Memory of an answer: its text and `n_others` log probabilities per token, None for none."""
+    logged = 0 if n_others is None else _token_bytes(n_others)
+    return min(ANSWER_BYTES, n_tokens * (logged + BYTES_PER_CHARACTER * CHARACTERS_PER_TOKEN))
 
 
 def _token_bytes(n_others: int) -> int:

@@ -304,7 +304,6 @@ class CompletionRequest(CommonRequest):
             _as_prompts, json_schema_input_type=str | list[int] | list[str | list[int]]
         ),
     ]
-    echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     suffix: str | None = None
     """Text behind the one that is written, for models that fill in the middle."""
@@ -317,11 +316,6 @@ class CompletionRequest(CommonRequest):
                 f"n: {self.copies} copies of {len(self.prompt)} prompts are {n_choices} texts, at "
                 f"most {MAX_CHOICES} are written for one request",
                 "n",
-            )
-        if self.echo and self.logprobs is not None:
-            raise RequestError(
-                "echo: a prompt's log probabilities are not computed: leave out echo or logprobs",
-                "echo",
             )
         return self
 

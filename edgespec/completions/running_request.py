@@ -54,13 +54,11 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceSource:
-    """One generation of a request, and the choices that use its text."""
+    """One generation of a request, which is a choice of the answer."""
 
     start: Callable[[], Tokens]
-    indices: Sequence[int] = (0,)
-    """Indices of its choices; several if greedy copies have the same text."""
-    echo: str = ""
-    """Text that the choices begin with."""
+    index: int = 0
+    """Index of its choice."""
     is_first_copy: bool = True
     """True if usage counts its prompt, which further copies share."""
     n_prompt_tokens: int = 0
@@ -180,8 +178,8 @@ class Completion(Closeable):
     def _steps(self) -> Iterator[Step]:
         with self:
             for source in self._generations():
-                yield Step(source.indices)
-                yield from self._text(source, streams=True)
+                yield Step(source.index)
+                yield from self._text(source)
 
     def whole(self) -> Answer:
         """The whole response. Raises RequestError for several choices that are too large."""
@@ -189,12 +187,11 @@ class Completion(Closeable):
             choices: list[Answer] = []
             n_characters = 0
             for source in self._generations():
-                steps = self._text(source, streams=False)
+                steps = self._text(source)
                 events = (event for step in steps for event in step.events)
                 logged = [event for event in events if event.logprobs is not None]
-                choice = self.reply.choice(self, logged)
-                choices += [{"index": index} | choice for index in source.indices]
-                n_characters += len(source.indices) * (len(source.echo) + len(self.result.text))
+                choices.append({"index": source.index} | self.reply.choice(self, logged))
+                n_characters += len(self.result.text)
                 if len(choices) > 1:
                     self._check_size(n_characters)
             return self.reply.whole(choices, self)
@@ -227,41 +224,39 @@ class Completion(Closeable):
             if self._is_ending:  # cancelled since it was checked
                 self.cancel()
 
-    def _text(self, source: ChoiceSource, streams: bool) -> Iterator[Step]:
-        """Changes of the current generation's parts, and its end. A stream has the arguments of
-        calls as they are written."""
+    def _text(self, source: ChoiceSource) -> Iterator[Step]:
+        """Changes of the current generation's parts, and its end."""
         self._has_begun = True
         writer = self._new_writer()
         self.parts = writer.parts
-        push = writer.stream if streams else writer.push
         waiting: list[TokenEvent] = []
         n_characters = 0
 
         def told(changes: Iterable[Change]) -> Iterator[Step]:
             for change in changes:
                 events = tuple(waiting) if change.is_told else ()
-                yield Step(source.indices, change, events=events)
+                yield Step(source.index, change, events=events)
                 if change.is_told:
                     waiting.clear()
 
         for event in self._tokens:
             self._begin_others()
             if isinstance(event, PromptProgress):
-                yield Step(source.indices[:1], progress=event)
+                yield Step(source.index, progress=event)
                 continue
             waiting.append(event)
             n_characters += len(event.text)
             was_reasoning = writer.is_reasoning
-            changes = push(event.text)
+            changes = writer.push(event.text)
             if was_reasoning or writer.is_reasoning:
-                self.usage.reasoning_tokens += len(source.indices)
+                self.usage.reasoning_tokens += 1
             yield from told(changes)
         self._count()
         # a cancelled text may have text that was held back
         rest = writer.push(self.result.text[n_characters:])
         yield from told([*rest, *writer.finish()])
         self.finish_reason = self._finish_reason(writer.has_calls)
-        yield Step(source.indices, finish_reason=self.finish_reason, events=tuple(waiting))
+        yield Step(source.index, finish_reason=self.finish_reason, events=tuple(waiting))
 
     def _count(self) -> None:
         if not self._has_begun:
@@ -271,7 +266,7 @@ class Completion(Closeable):
         if self.source.is_first_copy:
             self.usage.prompt_tokens += len(result.prompt_tokens)
             self.usage.cached_tokens += result.reused_tokens
-        self.usage.completion_tokens += len(self.source.indices) * len(result.tokens)
+        self.usage.completion_tokens += len(result.tokens)
         self.marks = self._first_marks | answers.marks(result)
         self.is_cut |= result.finish_reason == "cancelled" and not self._is_expired
         self._hear(result)

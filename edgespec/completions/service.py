@@ -74,7 +74,6 @@ class _Prompt:
     tokens: array[int]
     param: str
     """Name of its field in the request."""
-    echo: str = ""
     shown: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -215,14 +214,13 @@ class Completions:
     ) -> _Prompt:
         if not isinstance(prompt, str):
             check_tokens(prompt, self._session.target.n_vocab, param)
-            echo = b"".join(map(self._session.piece, prompt)).decode(errors="replace")
-            return _Prompt(array("i", prompt), param, echo if request.echo else "")
+            return _Prompt(array("i", prompt), param)
         with _about(param):
             if request.suffix:
                 tokens = self.filling.prompt(prompt, request.suffix, param="suffix")
             else:
                 tokens = self._session.encode(prompt)
-        return _Prompt(array("i", tokens), param, prompt if request.echo else "")
+        return _Prompt(array("i", tokens), param)
 
     def _sources(
         self,
@@ -232,7 +230,7 @@ class Completions:
         grammar: Grammar | None,
         wrap: Wrap | None = None,
     ) -> list[ChoiceSource]:
-        """Generations in the order of their choices; greedy copies share one generation.
+        """Generations in the order of their choices.
 
         `wrap` changes their constraints. All prompts are checked first. Raises UsageError.
         """
@@ -263,26 +261,16 @@ class Completions:
             with _about(prompt.param):
                 return self._session.submit(text)
 
-        n = request.copies
-        is_greedy = sampling.temperature == 0
-        sources = []
+        sources: list[ChoiceSource] = []
         for place, prompt in enumerate(prompts):
             if len(prompt.tokens) > (most := self.max_prompt_tokens or len(prompt.tokens)):
                 with _about(prompt.param):
                     raise ContextOverflow(most, len(prompt.tokens))
             if place:  # the first prompt is checked when its generation starts
                 start(prompt, 0, None).close()
-            for copy in range(1 if is_greedy else n):
-                first = place * n + copy
-                sources.append(
-                    ChoiceSource(
-                        partial(start, prompt, copy, grammar),
-                        range(first, first + n) if is_greedy else (first,),
-                        prompt.echo,
-                        is_first_copy=copy == 0,
-                        n_prompt_tokens=len(prompt.tokens),
-                    )
-                )
+            for copy in range(request.copies):
+                begin, index = partial(start, prompt, copy, grammar), len(sources)
+                sources.append(ChoiceSource(begin, index, copy == 0, len(prompt.tokens)))
         return sources
 
     def limit_of(self, request: CommonRequest) -> int | None:
@@ -313,8 +301,7 @@ class Completions:
                     f"each token's own is too large: ask for at most {most:,} tokens, or for fewer",
                     "logprobs",
                 )
-        echoed = copies * sum(len(prompt.echo) for prompt in prompts)
-        return request_limits.answer_bytes(n_tokens, n_others, echoed)
+        return request_limits.answer_bytes(n_tokens, n_others)
 
     def _completion(
         self,

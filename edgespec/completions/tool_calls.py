@@ -6,17 +6,18 @@ models (Qwen2.5-Coder, Llama) write instead.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from edgespec.chat.call_marks import BEGIN
-from edgespec.completions.argument_types import never_null
 from edgespec.completions.calls import (
-    OpenCall,
     Parameters,
     Reading,
     ToolCall,
     UnfinishedCall,
+    begun_call,
     is_json,
 )
 from edgespec.completions.families import FENCE, FENCE_BEGIN, FENCE_BEGUN, CallReader
@@ -35,8 +36,9 @@ _IN_JSON = re.compile(r'[\[({]$|"[:,]$|[}\]\d],$')
 
 
 def knows_calls(template: str) -> bool:
-    """True if a chat template writes calls between marks in a form that can be required."""
-    return BEGIN in template and "]<]minimax[>[" not in template
+    """True if a chat template writes calls as JSON between marks."""
+    others = ("]<]minimax[>[", "<function=", "<arg_key>")
+    return BEGIN in template and not any(mark in template for mark in others)
 
 
 class CallSplitter:
@@ -52,7 +54,7 @@ class CallSplitter:
     ) -> None:
         self.calls: list[ToolCall] = []
         schemas = tools if isinstance(tools, Mapping) else dict.fromkeys(tools)
-        self.optional = {name: never_null(schema) for name, schema in schemas.items()}
+        self._optional = {name: _never_null(schema or {}) for name, schema in schemas.items()}
         """Arguments that are left out where they are null, by function."""
         self._reader = CallReader(schemas, template)
         marks = "|".join(map(re.escape, self._reader.begins)) or r"\b\B"
@@ -69,9 +71,9 @@ class CallSplitter:
         """The end of the text so far."""
 
     @property
-    def held(self) -> str:
-        """Text that may be a call, and begins with its mark."""
-        return self._held
+    def begun(self) -> ToolCall | None:
+        """The call that the text ends in, with its arguments so far."""
+        return begun_call(self._held, self._optional)
 
     def push(self, text: str) -> str:
         """Append text and return the text that is certainly not part of a call."""
@@ -110,7 +112,7 @@ class CallSplitter:
             _IN_JSON.search("".join(self._told.split()))
             or ("\n" not in blanks and _PROSE.search(self._told.rpartition("\n")[2]))
         )
-        reading = None if is_part else self._reader.read(self._held, 0, is_last)
+        reading = None if is_part else self._reader.read(self._held, is_last)
         if reading is not None:
             self._add(reading, [])
             return ""
@@ -131,7 +133,7 @@ class CallSplitter:
         ):
             raise UnfinishedCall
         if self._opening.match(rest):
-            reading = self._reader.read(rest, 0, is_last)
+            reading = self._reader.read(rest, is_last)
             if reading is not None:
                 self._held = rest
                 self._add(reading, end_marks)
@@ -140,14 +142,11 @@ class CallSplitter:
         self._end_marks = None
 
     def _add(self, reading: Reading, end_marks: list[str]) -> None:
-        calls, text = reading.calls, self._held[: reading.end]
-        optional = {name: self.optional.get(name, ()) for name in [one.name for one in calls]}
-        if len(calls) == 1 and (one := OpenCall.begun(text, optional)):
-            one.push(text)  # a stream has sent its arguments as they were written
-            for ending in ("", "}", "]}"):
-                if is_json(one.arguments + ending):
-                    calls = [ToolCall(one.name, one.arguments + ending)]
-                    break
+        calls = reading.calls
+        if len(calls) == 1 and (one := begun_call(self._held[: reading.end], self._optional)):
+            # its arguments may have been told as they were written
+            endings = (ending for ending in ("", "}", "]}") if is_json(one.arguments + ending))
+            calls = [ToolCall(one.name, one.arguments + end) for end in endings][:1] or calls
         self.calls += calls
         self._held, self._drops_blanks = self._held[reading.end :], True
         self._told = ""
@@ -170,3 +169,11 @@ class CallSplitter:
             part = (n for n in range(len(mark) - 1, 0, -1) if self._held.endswith(mark[:n]))
             begin = min(begin, len(self._held) - next(part, 0))
         return len(self._held) - len(self._held[:begin].rstrip())
+
+
+def _never_null(schema: Mapping[str, Any]) -> list[str]:
+    """Names of arguments that may be left out, and that a schema does not allow to be null."""
+    properties, required = schema.get("properties"), schema.get("required")
+    its = properties if isinstance(properties, Mapping) else {}
+    needed = required if isinstance(required, list) else ()
+    return [name for name in its if name not in needed and "null" not in json.dumps(its[name])]

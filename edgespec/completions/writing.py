@@ -9,7 +9,7 @@ from typing import Any
 from edgespec.chat.call_marks import BLOCKS
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.chat.reasoning import ReasoningSplitter
-from edgespec.completions.calls import OpenCall, Parameters, ToolCall
+from edgespec.completions.calls import Parameters, ToolCall
 from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Kind, message_of
 from edgespec.completions.tool_calls import CallSplitter
 
@@ -23,6 +23,9 @@ class MessageWriter:
 
     Without a `prompt` it has one text. `tools` are the names of callable tools, or their
     parameters' schemas by name.
+
+    Arguments of calls are told as they are written, and cannot be taken back: a call that is cut
+    off, or turns out to be none, stays a call with the arguments so far.
     """
 
     def __init__(
@@ -41,33 +44,17 @@ class MessageWriter:
         """True while the last part may grow."""
         self._n_read = 0
         """Calls of the text that are parts."""
-        self._open: OpenCall | None = None
-        """The call whose arguments are being streamed, in the last part."""
 
     def push(self, text: str) -> list[Change]:
         """Append text and return the resulting changes."""
         changes: list[Change] = []
         for part in self._reasoning.push(text):
             changes += self._split(part.kind, part.text)
-        return changes
-
-    def stream(self, text: str) -> list[Change]:
-        """`push`, and the arguments of a call as they are written.
-
-        What has been sent cannot be taken back: a call that is cut off, or turns out to be none,
-        stays a call with the arguments so far.
-        """
-        changes = self.push(text)
-        if self._calls is None:
-            return changes
-        held = self._calls.held
-        if self._open is not None and not self._open.is_of(held):
-            self._open = None
-        if self._open is None and (begun := OpenCall.begun(held, self._calls.optional)):
-            changes += self._begin_call(ToolCall(begun.name, ""))
-            self._open = begun
-        if self._open is not None and (new := self._open.push(held)):
-            changes += self._grow("call", new)
+        if self._calls and (call := self._calls.begun):
+            if not self._is_in_call:
+                changes += self._begin_call(ToolCall(call.name, ""))
+            if new := call.arguments[len(self.parts[-1].text) :]:
+                changes += self._grow("call", new)
         return changes
 
     def finish(self) -> list[Change]:
@@ -77,7 +64,7 @@ class MessageWriter:
             changes += self._split(part.kind, part.text)
         if self._calls is not None:
             rest = self._calls.finish()
-            is_cut_off = self._open is not None and len(self._calls.calls) == self._n_read
+            is_cut_off = self._is_in_call and len(self._calls.calls) == self._n_read
             if rest and not is_cut_off:
                 changes += self._grow("text", rest)
             changes += self._new_calls(self._calls)
@@ -108,12 +95,17 @@ class MessageWriter:
         """The message in OpenAI's format, with `reasoning_content` if there is reasoning."""
         return message_of(self.parts)
 
+    @property
+    def _is_in_call(self) -> bool:
+        """True while the last part is a call whose arguments are being written."""
+        return self._is_open and self.parts[-1].kind == "call"
+
     def _split(self, kind: str, text: str) -> list[Change]:
         if kind == "reasoning" or self._calls is None:
             return self._grow("reasoning" if kind == "reasoning" else "text", text)
         text = self._calls.push(text)
         # text that comes while a call is open is behind it
-        before = self._new_calls(self._calls) if self._open is not None else []
+        before = self._new_calls(self._calls) if self._is_in_call else []
         return [*before, *(self._grow("text", text) if text else ()), *self._new_calls(self._calls)]
 
     def _grow(self, kind: Kind, text: str) -> list[Change]:
@@ -138,17 +130,17 @@ class MessageWriter:
     def _end(self) -> list[Change]:
         if not self._is_open:
             return []
-        self._is_open, self._open = False, None
+        self._is_open = False
         return [Change("ends", self.parts[-1])]
 
     def _new_calls(self, splitter: CallSplitter) -> list[Change]:
         changes: list[Change] = []
         for call in splitter.calls[self._n_read :]:
             self._n_read += 1
-            if self._open is None:
-                changes += self._begin_call(call)
+            if not self._is_in_call:
+                changes += [*self._begin_call(call), *self._end()]
                 continue
-            sent, self._open = self._open.arguments, None
-            if rest := call.arguments.removeprefix(sent):
+            if rest := call.arguments.removeprefix(self.parts[-1].text):
                 changes += self._grow("call", rest)
+            changes += self._end()
         return changes

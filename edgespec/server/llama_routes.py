@@ -145,10 +145,9 @@ class LlamaReply(Reply):
     def step(self, step: Step, completion: Completion) -> Iterable[Answer]:
         text, is_last = step.change.text if step.change else "", step.finish_reason is not None
         if text or is_last or step.progress:
-            for index in step.indices:
-                told = self._text(text, is_last, step.events, completion)
-                progress = {"prompt_progress": asdict(step.progress)} if step.progress else {}
-                yield {"index": index} | told | progress
+            told = self._text(text, is_last, step.events, completion)
+            progress = {"prompt_progress": asdict(step.progress)} if step.progress else {}
+            yield {"index": step.index} | told | progress
 
     def _text(
         self, text: str, is_last: bool, events: Sequence[TokenEvent], completion: Completion

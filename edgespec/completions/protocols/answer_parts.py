@@ -55,8 +55,8 @@ class Step:
     """A step of a stream: the beginning of a text, a change of its parts, or its end with the
     reason."""
 
-    indices: Sequence[int]
-    """Indices of the choices that have the text."""
+    index: int
+    """Index of the choice that has the text."""
     change: Change | None = None
     finish_reason: str | None = None
     events: Sequence[TokenEvent] = ()

@@ -52,8 +52,7 @@ class ChatReply(Reply):
         if self._request.return_origins and not (step.begins or step.progress):
             choice["origins"] = answers.origins(step.events)
         progress = step.progress and {"prompt_progress": asdict(step.progress)}
-        for index in step.indices:
-            yield self._chunk({"index": index} | choice) | (progress or completion.marks)
+        yield self._chunk({"index": step.index} | choice) | (progress or completion.marks)
 
     def end(self, completion: Completion) -> Iterable[Answer]:
         if self._request.wants_usage:
@@ -79,19 +78,16 @@ class TextReply(ChatReply):
     """Characters of the current text so far."""
 
     def choice(self, completion: Completion, logged: Sequence[TokenEvent]) -> Answer:
-        echo = completion.source.echo
         return {
-            "text": echo + completion.result.text,
-            "logprobs": answers.text_logprobs(logged, completion.piece_of, len(echo)),
+            "text": completion.result.text,
+            "logprobs": answers.text_logprobs(logged, completion.piece_of, 0),
             "finish_reason": completion.finish_reason,
         }
 
     def _choice(self, step: Step, completion: Completion) -> Answer | None:
         text = step.change.text if step.change else ""
-        if step.begins:
-            text, self._offset = completion.source.echo, 0
-        begin = self._offset
-        self._offset += len(text)
+        begin = 0 if step.begins else self._offset
+        self._offset = begin + len(text)
         if not (text or step.finish_reason or step.progress):
             return None
         logprobs = answers.text_logprobs(step.events, completion.piece_of, begin)
