@@ -11,11 +11,14 @@ from typing import Any
 import edgespec
 from edgespec.cli.commands import serve
 from edgespec.cli.model_list import ModelList
+from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.models.embedded import embedded_pair
 from edgespec.server.guarding import Guard
 from edgespec.server.lifetime import Server
+from edgespec.server.serving import LoadedModel
 from edgespec.session.session import Session
 from edgespec.settings.config import LoadSettings
+from edgespec.settings.server_settings import ServerSettings
 
 TEMPLATE = """\
 {%- for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}
@@ -38,14 +41,21 @@ def serving(session: Session, guard: Guard | None = None, **options: Any) -> Ite
         yield address
 
 
+def server_over(session: Session, guard: Guard | None = None, **options: Any) -> Server:
+    """A server over `session`, whose options are settings, too."""
+    names = ServerSettings.model_fields.keys() & options.keys()
+    settings = ServerSettings(**{name: options.pop(name) for name in names})
+    first = LoadedModel(session, options.pop("sampling", {"temperature": 0.0}))
+    models = options.pop("models", [HostedModel("pair")])
+    return Server(models, first, guard or Guard("127.0.0.1"), settings, **options)
+
+
 @contextmanager
 def running(
     session: Session, guard: Guard | None = None, **options: Any
 ) -> Iterator[tuple[str, Server]]:
     """A server over `session`, and its address."""
-    guard = guard or Guard("127.0.0.1")
-    options.setdefault("sampling", {"temperature": 0.0})
-    server = Server(session, guard, "pair", options.pop("max_waiting", 32), **options)
+    server = server_over(session, guard, **options)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=(listener,))
         thread.start()
@@ -60,11 +70,10 @@ def running(
 def serving_list(models: ModelList) -> Iterator[str]:
     """The address of a server over a list of models, greedy unless a request says otherwise."""
     server = Server(
+        models.models,
         None,
         Guard("127.0.0.1", max_body_bytes=models.body_bytes),
-        "",
-        32,
-        models=models.models,
+        ServerSettings(),
         load=serve.loader(models),
         together=models.together,
         on_budget=models.keep_budget,

@@ -229,7 +229,7 @@ MOST_LINES = {
     "paging": 1900,
     "ports": 595,
     "rules": 788,
-    "server": 2696,
+    "server": 2457,
     "session": 2537,
     "settings": 1171,
     "state": 589,

@@ -7,13 +7,14 @@ what is asked and answered are the protocols' business.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from edgespec.completions.decoding import decoded
 from edgespec.completions.protocols.dialect import Asked
@@ -24,15 +25,20 @@ from edgespec.completions.running_request import Completion
 from edgespec.errors import Cancelled
 from edgespec.memory import heap
 from edgespec.server.bodies import RequestBodies
-from edgespec.server.failures import Failures, detached, error_body
+from edgespec.server.front import error_body, refusal_for
 from edgespec.server.hosting import ModelHost
-from edgespec.server.queueing import Queue, ServerFigures
+from edgespec.server.queueing import Queue
 from edgespec.server.serving import Door, ServedText
-from edgespec.server.streaming import COMMENT, EventStream
 from edgespec.session.asynchronous import InThread, in_thread
 
-Preparation = tuple[Asked, Completion]
-"""A request that has been read, and its completion, which has not been started."""
+SILENCE_S = 5.0
+"""Seconds of silence after which a comment is sent, so that nobody on the way gives up."""
+COMMENT = ": waiting\n\n"
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Headers that keep proxies from holding events back."""
+
+Put = Callable[[str | None], None]
+"""Takes the parts of a stream, and None at its end."""
 
 
 @dataclass(slots=True)
@@ -42,13 +48,8 @@ class Answers:
     host: ModelHost
     bodies: RequestBodies
     queue: Queue
-    figures: ServerFigures
-    """Counts the generations of the host's models."""
-    failures: Failures
     max_s: float | None = None
     """Most seconds of an answer from its turn on; None: no limit."""
-    _closing: set[asyncio.Future[None]] = field(default_factory=set)
-    """Tasks that end generations; referenced here because event loops keep weak references."""
 
     async def wanted(self, body: bytearray, embeds: bool = False) -> tuple[HostedModel, bool]:
         """The model that a request names, and true if it asks for a stream. Raises Refusal.
@@ -79,19 +80,14 @@ class Answers:
                 if self.host.is_ready(model) or not streams:
                     await one.seat()
                     # refuse an invalid request now, before it waits for its turn
-                    one.first = [await one.prepare()]
-                    if not one.first[0][0].streams:
-                        _, completion = await one.begin()
+                    one.prepared = await one.prepare()
+                    if not one.prepared[0].streams:
+                        completion = await one.begin()
                         whole = await in_thread(completion.whole, completion.cancel)
                         return JSONResponse(whole)
-            one.stack = rest = stack.pop_all()
-        keep_closing = partial(self._keep_closing, request)
-        return EventStream(one.events(), rest, keep_closing, door.has_events, waiting=one.waiting)
-
-    def _keep_closing(self, request: Request, closing: asyncio.Future[None]) -> None:
-        request.state.closing = closing
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+            one.stack = stack.pop_all()
+        silence_s = SILENCE_S if door.has_events else None
+        return StreamedAnswer(one.write, one.stack, silence_s, one.waiting)
 
 
 @dataclass(slots=True)
@@ -106,8 +102,8 @@ class _OneAnswer:
     stack: AsyncExitStack
     served: ServedText | None = None
     """The loaded model; None until it is in memory."""
-    first: Sequence[Preparation] = ()
-    """The request as it was read on arrival, until its turn begins."""
+    prepared: tuple[Asked, Completion] | None = None
+    """The request as it was read on arrival and its completion, which has not been started."""
     asked: Asked | None = None
     """The request that is being answered, once its turn has come."""
 
@@ -124,40 +120,39 @@ class _OneAnswer:
         using = self.shared.host.using(self.model)
         self.served = await self.stack.enter_async_context(using)
 
-    async def prepare(self) -> Preparation:
+    async def prepare(self) -> tuple[Asked, Completion]:
         """The validated request and its completion, not started; one at a time, to limit memory."""
-        served, shared = self.served, self.shared
-        assert served is not None
-        dialect = served.dialects[self.door.path]
+        assert self.served is not None
+        dialect, queue = self.served.dialects[self.door.path], self.shared.queue
 
-        def prepare() -> Preparation | Refusal:
+        def prepare() -> tuple[Asked, Completion] | Refusal:
             try:
-                with leaving_out(self.request.state.left_out):
+                with leaving_out(self.request.state.ignored):
                     asked = dialect(decoded(self.body))
                 return asked, asked.begin(self.request.state.client)
             except Exception as error:  # noqa: BLE001 - its traceback would keep the request alive
-                return detached(shared.failures.refusal_of(error, self.request))
+                return refusal_for(error, self.request.scope)
             finally:
                 heap.trim_heap()
 
-        async with shared.queue.preparing:
+        async with queue.preparing:
             prepared = await in_thread(prepare)
         if isinstance(prepared, Refusal):
             raise prepared
-        if shared.queue.is_ending:
+        if queue.is_ending:
             prepared[1].close()
             raise Cancelled("the server is shutting down")
         return prepared
 
-    async def begin(self) -> Preparation:
+    async def begin(self) -> Completion:
         """The completion once its turn has come, which the stack ends.
 
         A request that has to wait keeps only its body in memory.
         """
         assert self.served is not None
         turns, max_s, stack = self.served.turns, self.shared.max_s, self.stack
-        ((asked, completion),) = self.first or [await self.prepare()]
-        self.first = ()
+        asked, completion = self.prepared or await self.prepare()
+        self.prepared = None
         turn = turns.turn(completion.pool_bytes)
         if turns.is_busy(completion.pool_bytes):
             completion.close()
@@ -168,39 +163,82 @@ class _OneAnswer:
             await stack.enter_async_context(turn)
         stack.callback(_close, completion)
         self.request.state.usage = completion.usage
+        self.asked = asked
         if max_s is not None:
             loop = asyncio.get_running_loop()
             stack.callback(loop.call_later(max_s, completion.expire).cancel)
-        return asked, completion
+        return completion
 
-    async def events(self) -> AsyncGenerator[str]:
-        """Server-sent events of the answer, once its model is in memory and its turn has come."""
-        door, request = self.door, self.request
+    async def write(self, put: Put) -> None:
+        """Put the parts of a stream, once the model is in memory and the turn has come."""
+        door, scope = self.door, self.request.scope
         try:
             if self.served is None:
                 await self.seat()
-            asked, completion = await self.begin()
-            self.asked = asked
+            completion = await self.begin()
+            assert self.asked is not None
+            reply = self.asked.reply
             running = await self.stack.enter_async_context(InThread(completion.steps()))
             async for step in running:
-                for one in asked.reply.step(step, completion):
-                    yield door.told(one)
-            for one in asked.reply.end(completion):
-                yield door.told(one)
+                for one in reply.step(step, completion):
+                    put(door.told(one))
+            for one in reply.end(completion):
+                put(door.told(one))
         except Exception as error:  # noqa: BLE001 - the status is sent, so the error is an event
-            refusal = self.shared.failures.refusal_of(error, request)
-            if self.asked is None:
-                name = "error" if door.names_events else None
-                yield door.event(error_body(door.path, refusal, request.state.request_id), name)
-            else:
-                for one in self.asked.reply.failed(refusal, request.state.request_id):
-                    yield door.told(one)
-        except (asyncio.CancelledError, GeneratorExit):
-            self.shared.figures.cancelled += 1
-            request.state.is_gone = True
-            raise
-        if door.end:
-            yield door.end
+            refusal = refusal_for(error, scope)
+            failed = [error_body(refusal, scope)]
+            if self.asked is not None:
+                failed = [*self.asked.reply.failed(refusal, scope["state"]["request_id"])]
+            for one in failed:
+                put(door.told(one))
+        finally:
+            put(door.end)
+            put(None)
+
+
+class StreamedAnswer(StreamingResponse):
+    """A response that is written part by part, whose headers are sent at once.
+
+    `stack` holds what the parts need, and is closed at the end of the response.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[Put], Coroutine[Any, Any, None]],
+        stack: AsyncExitStack,
+        silence_s: float | None = SILENCE_S,
+        waiting: Callable[[], str] = lambda: COMMENT,
+    ) -> None:
+        """`waiting` gives what is sent after `silence_s` seconds of silence. Without them the parts
+        are lines of JSON, between which nothing may stand."""
+        kind = "application/x-ndjson" if silence_s is None else "text/event-stream"
+        super().__init__(self._sent(), media_type=kind, headers=HEADERS)
+        self._parts: asyncio.Queue[str | None] = asyncio.Queue()
+        self._write = write
+        self._stack = stack
+        self._silence_s = silence_s
+        self._waiting = waiting
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writing = asyncio.ensure_future(self._write(self._parts.put_nowait))
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            writing.cancel()
+            await asyncio.wait({writing})
+            await self._stack.aclose()
+
+    async def _sent(self) -> AsyncIterator[str]:
+        while True:
+            try:
+                async with asyncio.timeout(self._silence_s):
+                    part = await self._parts.get()
+            except TimeoutError:
+                part = self._waiting()
+            if part is None:
+                return
+            if part:
+                yield part
 
 
 def _close(completion: Completion) -> None:

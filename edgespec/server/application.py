@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
-from dataclasses import asdict
-from functools import cache, partial
-from importlib.resources import files
-from pathlib import PurePosixPath
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
+from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from edgespec import extras
-from edgespec.completions import tokenizing
+from edgespec.completions import llama_fields, tokenizing
 from edgespec.completions.decoding import decoded
 from edgespec.completions.embeddings import EmbeddingRequest, Embeddings
 from edgespec.completions.protocols.message_requests import CountRequest
@@ -31,41 +30,43 @@ from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.protocols.request_parts import leaving_out
 from edgespec.completions.refusals import Refusal, overloaded
 from edgespec.completions.request_limits import ANSWER_BYTES
-from edgespec.completions.requests import ChatRequest
+from edgespec.completions.requests import ChatRequest, CompletionRequest
+from edgespec.completions.tokenizing import DetokenizeRequest, TokenizeRequest
 from edgespec.memory import heap
 from edgespec.server import llama_routes, ollama_routes
 from edgespec.server.answering import Answers
-from edgespec.server.budget_request import BudgetLimit
-from edgespec.server.front import GONE
+from edgespec.server.budget_request import BudgetLimit, BudgetRequest
+from edgespec.server.front import refused
 from edgespec.server.guarding import Guard
-from edgespec.server.openapi import openapi
-from edgespec.server.serving import DOORS, ServedText, ServedVectors
+from edgespec.server.page import page
+from edgespec.server.queueing import ServerFigures
+from edgespec.server.serving import DOORS, Door, ServedText
 from edgespec.session.asynchronous import in_thread
 from edgespec.session.session import Session
 
-Handler = Callable[[Request], Awaitable[Response]]
 _SHARED = (
     "several models share the budget, which stays as it is: start the server again with another"
 )
 
 
 class Service:
-    """The routes and their shared state."""
+    """The answers of the routes, and their shared state."""
 
     def __init__(
         self,
         answers: Answers,
         guard: Guard,
+        figures: ServerFigures,
         budget_limit: BudgetLimit,
         on_budget: Callable[[int | str], None],
     ) -> None:
         """`on_budget` is told the budget that a client has given."""
-        self._host, self._queue, self._bodies = answers.host, answers.queue, answers.bodies
-        self._figures, self._failures = answers.figures, answers.failures
+        self.answers = answers
+        self._host, self._queue = answers.host, answers.queue
+        self._figures = figures
         self._on_budget = on_budget
         self._budget_limit = budget_limit
         self._guard = guard
-        self._answers = answers
         self._embedding = asyncio.Lock()
         """Held while vectors are computed, whose answer has memory of its own in the plan."""
         self._changing_budget = asyncio.Lock()
@@ -74,69 +75,35 @@ class Service:
 
     def application(self) -> Starlette:
         """The ASGI application."""
-        asked: list[tuple[str, Handler, str]] = [
-            ("/models", self._models, "GET"),
-            ("/models/{name:path}", self._model, "GET"),
-            ("/embeddings", self._embeddings, "POST"),
-            ("/rerank", self._rerank, "POST"),
-            ("/props", self._props, "GET"),
-            ("/slots", self._slots, "GET"),
-            ("/api/tags", self._tags, "GET"),
-            ("/api/version", self._version, "GET"),
-            ("/api/show", self._show, "POST"),
-            ("/budget", self._budget, "GET POST"),
-            *((door.path, partial(self._answers.complete, door), "POST") for door in DOORS),
-            *((path, partial(self._computed, by), "POST") for path, by in _COMPUTED.items()),
-        ]
-        routes = [
-            # these routes need no key
-            Route("/", self._guarded(page, needs_key=False)),
-            Route("/page/{name}", self._guarded(page, needs_key=False)),
-            Route("/openapi.json", self._guarded(openapi, needs_key=False)),
-            Route("/health", self._guarded(self._health, needs_key=False)),
-            Route("/v1/health", self._guarded(self._health, needs_key=False)),
-            Route("/metrics", self._guarded(self._metrics)),
-            *(
-                Route(version + path, self._guarded(handler), methods=methods.split())
-                for version in ("/v1", "")
-                for path, handler, methods in asked
-            ),
-        ]
-        application = Starlette(routes=routes, exception_handlers={HTTPException: self._not_found})
+        application = Starlette(
+            routes=[
+                Route(version + entry.path, self._guarded(entry), methods=[entry.method])
+                for version in ("", "/v1")
+                for entry in ENTRIES
+            ],
+            exception_handlers={HTTPException: _refused, Exception: _refused},
+        )
         application.router.redirect_slashes = False  # `Front` has removed the slash
         return application
 
-    def _guarded(self, handler: Handler, needs_key: bool = True) -> Handler:
+    def _guarded(self, entry: Entry) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
-            try:
-                if needs_key:
-                    request.state.client = self._guard.check_key(request.headers)
-                return await handler(request)
-            except ClientDisconnect:
-                self._figures.cancelled += 1
-                request.state.is_gone = True
-                return Response(status_code=GONE)
-            except Exception as error:  # noqa: BLE001 - every request gets a response
-                return self._failures.refuse(error, request)
+            if entry.needs_key:
+                request.state.client = self._guard.check_key(request.headers)
+            return await entry.answer(self, request)
 
         return guarded
 
-    async def _not_found(self, request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        path, headers = request.scope["path"], dict(error.headers or {})
-        refusal = Refusal(404, f"there is nothing at {request.method} {path}", code="not_found")
-        if allowed := headers.get("Allow"):
-            message = f"{path} takes {allowed}, not {request.method}"
-            refusal = Refusal(405, message, code="method_not_allowed", headers=headers)
-        return self._failures.refuse(refusal, request)
-
-    async def _rerank(self, request: Request) -> Response:
+    async def rerank(self, request: Request) -> Response:
         message = "this server does not rank texts: compare vectors of /v1/embeddings"
         raise Refusal(400, message, code="unsupported_route")
 
-    async def _health(self, request: Request) -> Response:
-        if self._failures.loss is not None:
-            return self._failures.refuse(self._failures.loss, request)
+    async def openapi(self, request: Request) -> Response:
+        return JSONResponse(document())
+
+    async def health(self, request: Request) -> Response:
+        if self._figures.loss is not None:
+            raise self._figures.loss
         told = {
             "status": "ok",
             "requests_in_progress": self._queue.n_in_progress,
@@ -145,16 +112,28 @@ class Service:
         }
         return JSONResponse(told)
 
-    async def _metrics(self, request: Request) -> Response:
-        text = self._figures.text(self._queue, self._host)
+    async def metrics(self, request: Request) -> Response:
+        paging, current = self._host.paging, self._host.current
+        values = {
+            "requests_in_progress": self._queue.n_in_progress,
+            "requests_processing": self._queue.n_processing,
+            "slots": self._queue.n_slots,
+            "passes_total": paging.passes,
+            "read_bytes_total": paging.bytes_read,
+            "stall_seconds_total": paging.stall_s,
+            "model_loads_total": self._host.n_loads,
+        }
+        if current is not None:
+            values["memory_budget_bytes"] = current.model.plan.budget_bytes
+        text = self._figures.text(values)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
-    async def _models(self, request: Request) -> Response:
+    async def models(self, request: Request) -> Response:
         models = [*map(self._described, self._host.models)]
         ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"], "has_more": False}
         return JSONResponse({"object": "list", "data": models, **ends})
 
-    async def _model(self, request: Request) -> Response:
+    async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
         if len(self._host.models) == 1 and name != self._host.models[0].name:
             raise Refusal(404, f"this server has no model {name!r}", code="model_not_found")
@@ -177,26 +156,26 @@ class Service:
             **(served.details if served is not None else {}),
         }
 
-    async def _props(self, request: Request) -> Response:
+    async def props(self, request: Request) -> Response:
         async with self._host.using(self._host.named(None, False)) as served:
             n_ctx, n_slots = served.model.target.n_ctx, self._queue.n_slots
             return JSONResponse(llama_routes.props(served.completions, n_ctx, n_slots))
 
-    async def _slots(self, request: Request) -> Response:
+    async def slots(self, request: Request) -> Response:
         async with self._host.using(self._host.named(None, False)) as served:
             n_ctx, n_busy = served.model.target.n_ctx, self._queue.n_processing
             slots = range(self._queue.n_slots)
             told = [{"id": one, "n_ctx": n_ctx, "is_processing": one < n_busy} for one in slots]
             return JSONResponse(told)
 
-    async def _tags(self, request: Request) -> Response:
+    async def tags(self, request: Request) -> Response:
         return JSONResponse({"models": [*map(ollama_routes.tag, self._host.models)]})
 
-    async def _version(self, request: Request) -> Response:
+    async def version(self, request: Request) -> Response:
         return JSONResponse({"version": extras.installed_version()})
 
-    async def _show(self, request: Request) -> Response:
-        async with self._bodies.of(request) as body:
+    async def show(self, request: Request) -> Response:
+        async with self.answers.bodies.of(request) as body:
             fields = llama_routes.as_fields(decoded(body))
         name = fields.get("model") or fields.get("name")
         model = self._host.named(str(name) if name else None)
@@ -205,50 +184,46 @@ class Service:
         info = served and served.model.target
         return JSONResponse(ollama_routes.shown(model, info, template))
 
-    async def _computed(
-        self, compute: Callable[[ServedText, object], dict[str, Any]], request: Request
-    ) -> Response:
+    @asynccontextmanager
+    async def _asked(self, request: Request, embeds: bool) -> AsyncIterator[tuple[bytearray, Any]]:
+        """The body of a request, and the loaded model that it names."""
+        async with self.answers.bodies.of(request) as body:
+            model, _ = await self.answers.wanted(body, embeds)
+            async with self._host.using(model) as served:
+                yield body, served
+
+    async def computed(self, compute: _Compute, request: Request) -> Response:
         """The answer that `compute` gives with the model that a request names, and its body."""
-        async with AsyncExitStack() as stack:
-            body = await stack.enter_async_context(self._bodies.of(request))
-            model, _ = await self._answers.wanted(body)
-            served: ServedText = await stack.enter_async_context(self._host.using(model))
-            await stack.enter_async_context(self._queue.preparing)
+        async with self._asked(request, embeds=False) as (body, served), self._queue.preparing:
 
             def computed() -> dict[str, Any]:
-                with leaving_out(request.state.left_out):
+                with leaving_out(request.state.ignored):
                     return compute(served, decoded(body))
 
             return JSONResponse(await in_thread(computed))
 
-    async def _embeddings(self, request: Request) -> Response:
-        async with AsyncExitStack() as stack:
-            body = await stack.enter_async_context(self._bodies.of(request))
-            stack.enter_context(self._queue.place())
-            model, _ = await self._answers.wanted(body, embeds=True)
-            served: ServedVectors = await stack.enter_async_context(self._host.using(model))
-            await stack.enter_async_context(self._embedding)
+    async def embeddings(self, request: Request) -> Response:
+        with self._queue.place():
+            async with self._asked(request, embeds=True) as (body, served), self._embedding:
 
-            def compute() -> Iterator[str]:
-                with leaving_out(request.state.left_out):
-                    asked = EmbeddingRequest.parse(decoded(body))
-                answer = Embeddings(served.model, served.name, asked, ANSWER_BYTES)
-                answer.compute()
-                heap.trim_heap()
-                return answer.pieces()
+                def compute() -> Iterator[str]:
+                    with leaving_out(request.state.ignored):
+                        asked = EmbeddingRequest.parse(decoded(body))
+                    answer = Embeddings(served.model, served.name, asked, ANSWER_BYTES)
+                    answer.compute()
+                    heap.trim_heap()
+                    return answer.pieces()
 
-            pieces = await in_thread(compute, served.model.cancel)
-            return StreamingResponse(pieces, media_type="application/json")
+                pieces = await in_thread(compute, served.model.cancel)
+                return StreamingResponse(pieces, media_type="application/json")
 
-    async def _budget(self, request: Request) -> Response:
-        if request.method == "POST":
-            await self._set_budget(request)
+    async def budget(self, request: Request) -> Response:
         most_bytes = self._budget_limit.most_bytes
         return JSONResponse(asdict(self._loaded.budget) | {"most_bytes": most_bytes})
 
-    async def _set_budget(self, request: Request) -> None:
+    async def set_budget(self, request: Request) -> Response:
         self._guard.check_admin(request.headers)
-        async with self._bodies.of(request) as body:
+        async with self.answers.bodies.of(request) as body:
             size = self._budget_limit.budget_of(decoded(body))
         session = self._loaded
 
@@ -259,6 +234,7 @@ class Service:
         with self._host.staying():  # the next model is loaded with the new budget
             async with self._changing_budget:
                 await in_thread(change)
+        return await self.budget(request)
 
     @property
     def _loaded(self) -> Session:
@@ -271,49 +247,130 @@ class Service:
         return served.model
 
 
-_COMPUTED: dict[str, Callable[[ServedText, object], dict[str, Any]]] = {
-    "/messages/count_tokens": lambda served, content: {
-        "input_tokens": served.completions.count_tokens(CountRequest.parse(content).chat_request())
-    },
-    "/chat/completions/input_tokens": lambda served, content: {
-        "input_tokens": served.completions.count_tokens(ChatRequest.parse(content))
-    },
-    "/tokenize": lambda served, content: tokenizing.tokenize(served.model.tokenizer, content),
-    "/detokenize": lambda served, content: tokenizing.detokenize(served.model.tokenizer, content),
-    "/apply-template": lambda served, content: {
-        "prompt": served.completions.rendered(ChatRequest.parse(content))
-    },
-}
-"""Answers without a text, given the model that a request names and its body."""
+_Compute = Callable[[ServedText, Any], dict[str, Any]]
+"""An answer without a text, given the model that a request names and its body."""
 
 
-_STATIC = files("edgespec.server").joinpath("static")
-_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-"""Kinds of files of the page; others, such as licences, are not served."""
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types dompurify"
+async def _refused(request: Request, error: Exception) -> Response:
+    return refused(error, request.scope)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A row of the table of routes."""
+
+    method: str
+    path: str
+    answer: Callable[[Service, Request], Awaitable[Response]]
+    summary: str = ""
+    """For OpenAPI's document; empty where another server's documents describe the route."""
+    body: type[Any] | None = None
+    """What validates its requests."""
+    needs_key: bool = True
+
+
+def _computed(compute: _Compute) -> Callable[[Service, Request], Awaitable[Response]]:
+    return lambda service, request: service.computed(compute, request)
+
+
+def _texts(door: Door) -> Callable[[Service, Request], Awaitable[Response]]:
+    return lambda service, request: service.answers.complete(door, request)
+
+
+def _counted(served: ServedText, chat: ChatRequest) -> dict[str, Any]:
+    return {"input_tokens": served.completions.count_tokens(chat)}
+
+
+_TEXTS = (Entry("POST", door.path, _texts(door), door.summary, door.body) for door in DOORS)
+ENTRIES = (
+    *_TEXTS,
+    Entry("POST", "/embeddings", Service.embeddings, "Vectors of texts", EmbeddingRequest),
+    Entry(
+        "POST",
+        "/messages/count_tokens",
+        _computed(lambda served, body: _counted(served, CountRequest.parse(body).chat_request())),
+        "Count a conversation's tokens",
+        CountRequest,
+    ),
+    Entry(
+        "POST",
+        "/chat/completions/input_tokens",
+        _computed(lambda served, body: _counted(served, ChatRequest.parse(body))),
+    ),
+    Entry(
+        "POST",
+        "/tokenize",
+        _computed(lambda served, body: tokenizing.tokenize(served.model.tokenizer, body)),
+        "Tokens of a text",
+        TokenizeRequest,
+    ),
+    Entry(
+        "POST",
+        "/detokenize",
+        _computed(lambda served, body: tokenizing.detokenize(served.model.tokenizer, body)),
+        "Text of tokens",
+        DetokenizeRequest,
+    ),
+    Entry(
+        "POST",
+        "/apply-template",
+        _computed(
+            lambda served, body: {"prompt": served.completions.rendered(ChatRequest.parse(body))}
+        ),
+    ),
+    Entry("POST", "/rerank", Service.rerank),
+    Entry("GET", "/props", Service.props),
+    Entry("GET", "/slots", Service.slots),
+    Entry("GET", "/api/tags", Service.tags),
+    Entry("GET", "/api/version", Service.version),
+    Entry("POST", "/api/show", Service.show),
+    Entry("GET", "/models", Service.models, "The models"),
+    Entry("GET", "/models/{name:path}", Service.model, "A model"),
+    Entry("GET", "/budget", Service.budget, "The memory budget and what is in memory"),
+    Entry("POST", "/budget", Service.set_budget, "Change the memory budget", BudgetRequest),
+    Entry("GET", "/metrics", Service.metrics, "Metrics for Prometheus"),
+    Entry("GET", "/health", Service.health, "The state of the server", needs_key=False),
+    Entry("GET", "/openapi.json", Service.openapi, needs_key=False),
+    Entry("GET", "/", lambda _, request: page(request), needs_key=False),
+    Entry("GET", "/page/{name}", lambda _, request: page(request), needs_key=False),
 )
-"""Content security policy; only the sanitiser may turn text into elements."""
-
-
-async def page(request: Request) -> Response:
-    """Response with the page or one of its files. Raises Refusal for another path."""
-    name = request.path_params.get("name", "index.html")
-    kind = _TYPES.get(PurePosixPath(name).suffix)
-    if kind is None or not (_STATIC / name).is_file():
-        raise Refusal(404, f"there is nothing at {request.scope['path']}", code="not_found")
-    headers = {
-        "Content-Security-Policy": POLICY,
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
-        "Cache-Control": "no-cache",
-    }
-    return Response(static_file(name), headers=headers, media_type=kind)
+"""The routes, all of which answer with `/v1` and without."""
 
 
 @cache
-def static_file(name: str) -> bytes:
-    """The content of a file that comes with the server."""
-    return (_STATIC / name).read_bytes()
+def document() -> dict[str, Any]:
+    """The routes in OpenAPI's format, with the fields of requests."""
+    told = [entry for entry in ENTRIES if entry.summary]
+    references, definitions = models_json_schema(
+        [(entry.body, "validation") for entry in told if entry.body],
+        ref_template="#/components/schemas/{model}",
+    )
+    schemas = definitions["$defs"]
+    for lenient in (ChatRequest, CompletionRequest):
+        schemas[lenient.__name__]["properties"] |= {name: {} for name in llama_fields.KNOWN}
+    paths: dict[str, dict[str, Any]] = {}
+    for entry in told:
+        responses = {
+            "200": {"description": "an answer"},
+            "default": {"description": "a refusal, with its reason in `error.message`"},
+        }
+        operation: dict[str, Any] = {"summary": entry.summary, "responses": responses}
+        if entry.body is not None:
+            content = {"application/json": {"schema": references[entry.body, "validation"]}}
+            operation["requestBody"] = {"required": True, "content": content}
+        if "{name" in entry.path:
+            name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+            operation["parameters"] = [name]
+        path = f"/v1{entry.path.replace(':path', '')}"
+        paths.setdefault(path, {})[entry.method.lower()] = operation
+    keys = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "edgespec", "version": extras.installed_version()},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": keys},
+        "security": [{}, {"bearer": []}, {"key": []}],
+    }

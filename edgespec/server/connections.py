@@ -1,7 +1,6 @@
-"""An HTTP server on sockets that others have opened, with limits for its clients.
+"""uvicorn on sockets that others have opened, with limits on connections and on waits for clients.
 
-Limits the number of connections and the time that the server waits. Knows uvicorn, and nothing of
-requests and responses.
+Knows nothing of requests and responses.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,74 +39,63 @@ class ClientLimits:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without signal handlers and logs, which the command line has."""
+    """uvicorn without signal handlers and logs, which the command line has. Connections whose
+    clients keep it waiting too long are closed."""
 
     def __init__(
-        self,
-        app: ASGIApp,
-        limits: ClientLimits,
-        max_requests: int,
-        shutdown_s: float,
+        self, app: ASGIApp, limits: ClientLimits, max_requests: int, shutdown_s: float
     ) -> None:
         """`max_requests` run or wait at once; at the end, they have `shutdown_s` seconds."""
-        most = {"limits": limits, "max_connections": max_requests + limits.connections}
         super().__init__(
             uvicorn.Config(
                 app,
-                http=type("Connection", (_Connection,), most),
+                http=_Connection,
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 lifespan="off",
                 ws="none",
+                limit_concurrency=max_requests + limits.connections + 1,
                 # uvicorn's own is 5 s, which is when clients such as httpx close theirs
-                timeout_keep_alive=limits.headers_s,  # type: ignore[arg-type]
+                timeout_keep_alive=math.ceil(limits.headers_s),
                 timeout_graceful_shutdown=math.ceil(shutdown_s),
             )
         )
+        self._limits = limits
+        self._waits: dict[object, tuple[tuple[object, ...], float]] = {}
+        """State of each connection that waits for its client, and since when it has been so."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def on_tick(self, counter: int) -> bool:
+        before, self._waits, now_s = self._waits, {}, time.monotonic()
+        for one in list(self.server_state.connections):
+            assert isinstance(one, H11Protocol)
+            is_idle = one.cycle is None or one.cycle.response_complete
+            n_unsent = one.transport.get_write_buffer_size()
+            state = one.cycle, is_idle, n_unsent
+            known, since_s = before.get(one, (state, now_s))
+            if is_idle or n_unsent:
+                self._waits[one] = state, since_s if state == known else now_s
+                limit_s = self._limits.headers_s if is_idle else self._limits.answer_s
+                if now_s - self._waits[one][1] > limit_s:
+                    one.transport.abort()
+        return await super().on_tick(counter)
+
 
 class _Connection(H11Protocol):
-    """uvicorn's connection, with a time limit on every wait for the client.
-
-    uvicorn's own limit of silence between requests holds for the first one, too, and until the end
-    of the headers.
-    """
-
-    limits: ClientLimits
-    max_connections: int
+    """uvicorn's connection, which reads little at once and is closed where there are too many."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.logger = _NO_LOG
-        self._writing: asyncio.TimerHandle | None = None
         if hasattr(transport, "max_size"):  # asyncio's own transports read 256 KiB
             transport.max_size = READ_BYTES
-        if len(self.connections) > self.max_connections:
+        if self.limit_concurrency and len(self.connections) >= self.limit_concurrency:
+            self.connections.discard(self)
             transport.abort()
-        self.timeout_keep_alive_task = self.loop.call_later(
-            self.timeout_keep_alive, self.timeout_keep_alive_handler
-        )
-
-    def timeout_keep_alive_handler(self) -> None:
-        """Close the connection, without waiting for a client that reads nothing."""
-        self.transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._unset_keepalive_if_required()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        timer, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
-        super().data_received(data)
-        if self.cycle is None or self.cycle.response_complete:
-            self.timeout_keep_alive_task = self.timeout_keep_alive_task or timer
-        elif timer is not None:
-            timer.cancel()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, unless an answer has begun already."""
@@ -114,17 +103,3 @@ class _Connection(H11Protocol):
             super().send_400_response(msg)
         else:
             self.transport.close()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._writing = self.loop.call_later(self.limits.answer_s, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self._writing is not None:
-            self._writing.cancel()
-
-    def _should_upgrade(self) -> bool:
-        """HTTP/1.1 alone is spoken here: offers of other protocols are ignored, as RFC 9110 has it,
-        and without uvicorn's advice to install libraries."""
-        return False

@@ -1,7 +1,7 @@
-"""The front of a server: what every request passes before a route answers it.
+"""The front of a server: what every request passes before a route answers it, and at its end.
 
-Names requests, checks hosts and origins, and reports each request at its end.
-Knows ASGI, and no models.
+Names requests, checks hosts and origins, refuses in the protocol of the path, and reports each
+request. Knows ASGI, and no models.
 """
 
 from __future__ import annotations
@@ -11,21 +11,26 @@ import re
 import secrets
 import time
 import traceback
-from collections import Counter
-from collections.abc import MutableMapping
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgespec.completions.answers import Usage
+from edgespec.completions.answers import Answer, Usage
+from edgespec.completions.protocols.dialect import openai_error
+from edgespec.completions.protocols.message_replies import messages_error
+from edgespec.completions.protocols.response_replies import responses_error
 from edgespec.completions.refusals import Refusal, refusal_of
-from edgespec.server.access_log import AccessLog, AnsweredRequest
-from edgespec.server.failures import error_body
 from edgespec.server.guarding import LOCAL, LOCAL_ORIGIN, Guard
+from edgespec.server.ollama_routes import ollama_error
+from edgespec.server.queueing import ServerFigures
 
 GONE = 499
 """Status in the log of a request whose client went away before the end of its response."""
@@ -43,15 +48,47 @@ _NO_HEADER = re.compile("[^ -~]")
 _SLASHES = re.compile("/{2,}")
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 """Request ids that clients may choose: visible ASCII."""
+_BODIES = {"messages": messages_error, "responses": responses_error, "api": ollama_error}
+"""Bodies of errors by the first part of a path, where they are not those of completions."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredRequest:
+    """One request and how it was answered."""
+
+    id: str
+    """The `X-Request-Id` of the response."""
+    client: str
+    """Address of the client."""
+    method: str
+    route: str
+    """Path as it was sent, percent-encoded, without its query."""
+    status: int
+    """HTTP status; 499 if the client went away before the end of the response."""
+    seconds: float
+    """Seconds from the headers of the request to the end of the response."""
+    prompt_tokens: int | None = None
+    """Tokens read; None if no model was asked."""
+    completion_tokens: int | None = None
+    """Tokens written; None if no model was asked."""
+    ignored: Sequence[str] = ()
+    """Names of fields that are ignored, each only in the first request that has it."""
+    traceback: str = ""
+    """Traceback of a failure of the server's own."""
+
+
+Log = Callable[[AnsweredRequest], None]
+"""Records a request at its end; of those to `/health` only failures."""
+
+
+def no_log(answered: AnsweredRequest) -> None:
+    """Keep no record."""
 
 
 class Front:
     """An ASGI application in front of the one that answers."""
 
-    def __init__(
-        self, app: ASGIApp, guard: Guard, log: AccessLog, answers: Counter[int] | None = None
-    ) -> None:
-        """`answers` counts responses by status."""
+    def __init__(self, app: ASGIApp, guard: Guard, log: Log, figures: ServerFigures) -> None:
         self._app = app
         if guard.allowed_origins:
             self._app = CORSMiddleware(
@@ -65,18 +102,18 @@ class Front:
             )
         self._guard = guard
         self._log = log
-        self._answers = Counter() if answers is None else answers
-        self._left_out: set[str] = set()
-        """Names of fields of requests that the log has as ignored."""
+        self._figures = figures
+        self._known: set[str] = set()
+        """Ignored fields that the log has."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun_s = time.monotonic()
         headers = Headers(scope=scope)
         state = scope.setdefault("state", {})
         state["request_id"] = identity = _request_id(headers)
-        left_out: list[str] = state.setdefault("left_out", [])
+        ignored: list[str] = state.setdefault("ignored", [])
         added = dict.fromkeys(("X-Request-Id", "Request-Id"), identity)  # the latter is Anthropic's
-        status = GONE
+        status, is_whole = GONE, False
         sends_body = headers.get("expect", "").lower() != "100-continue"
 
         async def receive_noted() -> Message:
@@ -86,69 +123,62 @@ class Front:
             return message
 
         async def send_named(message: Message) -> None:
-            nonlocal status
+            nonlocal status, is_whole
             if message["type"] == "http.response.start":
                 status = message["status"]
-                if left_out:
-                    names = ", ".join(left_out).encode("ascii", "backslashreplace")[:MAX_ROUTE]
+                if ignored:
+                    names = ", ".join(ignored).encode("ascii", "backslashreplace")[:MAX_ROUTE]
                     added["X-Ignored-Fields"] = _NO_HEADER.sub("", names.decode()).strip()
                 MutableHeaders(scope=message).update(added)
                 if sends_body and status >= BAD_REQUEST:
                     await _drop(receive_noted)
+            else:
+                is_whole = not message.get("more_body", False)
             await send(message)
 
-        def report(*_: object) -> None:
-            self._report(scope, state, GONE if state.get("is_gone") else status, begun_s)
-
-        try:
-            await self._answer(scope, headers, receive_noted, send_named)
-        except Exception as error:
-            self._log.failure(identity, "".join(traceback.format_exception(error)))
-            if status != GONE:
-                raise
-            await refused(refusal_of(error), scope)(scope, receive, send_named)
-        finally:
-            # the tokens of a cancelled request are known once it is closed
-            closing: asyncio.Future[None] | None = state.get("closing")
-            if closing is None or closing.done():
-                report()
-            else:
-                closing.add_done_callback(report)
-
-    async def _answer(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        path = _SLASHES.sub("/", scope["path"])  # clients join addresses by hand
+        inner = {**scope, "path": path if path == "/" else path.removesuffix("/")}
         try:
             self._guard.check_host(headers)
             self._guard.check_origin(headers)
-        except Refusal as refusal:
-            await refused(refusal, scope)(scope, receive, send)
-            return
-        path = _SLASHES.sub("/", scope["path"])  # clients join addresses by hand
-        scope = {**scope, "path": path if path == "/" else path.removesuffix("/")}
-        await self._app(scope, receive, send)
+            await self._app(inner, receive_noted, send_named)
+        except Exception as error:
+            if status == GONE:
+                await refused(error, scope)(scope, receive, send_named)
+            elif not is_whole:  # Starlette raises errors again behind their responses
+                refusal_for(error, scope)
+                raise
+        finally:
+            self._report(scope, status if is_whole else GONE, time.monotonic() - begun_s)
 
-    def _report(
-        self, scope: Scope, state: MutableMapping[str, Any], status: int, begun_s: float
-    ) -> None:
-        if status != GONE:
-            self._answers[status] += 1
-        if scope["path"] in UNLOGGED:
+    def _report(self, scope: Scope, status: int, seconds: float) -> None:
+        state: dict[str, Any] = scope["state"]
+        if status == GONE:
+            self._figures.gone += 1
+        else:
+            self._figures.answers[status] += 1
+        refusal: Refusal | None = state.get("refusal")
+        if refusal is not None and refusal.code == "target_lost":
+            self._figures.loss = refusal
+        told: str = state.get("traceback", "")
+        if scope["path"] in UNLOGGED and not told:
             return
-        new = [name for name in state["left_out"] if name[:MAX_ROUTE] not in self._left_out]
-        if new := [name[:MAX_ROUTE] for name in new[: MAX_NAMES - len(self._left_out)]]:
-            self._left_out |= {*new}
-            self._log.left_out(state["request_id"], new)
+        names = (name[:MAX_ROUTE] for name in state["ignored"])
+        new = [name for name in names if name not in self._known][: MAX_NAMES - len(self._known)]
+        self._known |= {*new}
         usage: Usage | None = state.get("usage")
-        client = scope.get("client")
-        self._log.request(
+        self._log(
             AnsweredRequest(
                 state["request_id"],
-                client[0] if client else "",
+                (scope.get("client") or ("",))[0],
                 scope["method"],
                 scope.get("raw_path", b"").decode("ascii", "backslashreplace")[:MAX_ROUTE],
                 status,
-                time.monotonic() - begun_s,
+                seconds,
                 None if usage is None else usage.prompt_tokens,
                 None if usage is None else usage.completion_tokens,
+                new,
+                told,
             )
         )
 
@@ -162,10 +192,36 @@ async def _drop(receive: Receive) -> None:
                 pass
 
 
-def refused(refusal: Refusal, scope: Scope) -> Response:
-    """The error response to a request that `Front` has named."""
-    content = error_body(scope["path"], refusal, scope["state"]["request_id"])
-    return JSONResponse(content, refusal.status, refusal.headers)
+def refusal_for(error: Exception, scope: Scope) -> Refusal:
+    """The refusal that answers an error, without its causes, whose frames keep the request in
+    memory. The traceback of a failure of the server's own is kept for the log."""
+    path, method = scope["path"], scope["method"]
+    if isinstance(error, HTTPException) and (allowed := (error.headers or {}).get("Allow")):
+        message, headers = f"{path} takes {allowed}, not {method}", dict(error.headers or {})
+        refusal = Refusal(405, message, code="method_not_allowed", headers=headers)
+    elif isinstance(error, HTTPException):
+        refusal = Refusal(404, f"there is nothing at {method} {path}", code="not_found")
+    else:
+        refusal = refusal_of(error)
+    if refusal.status == 500 and refusal is not error:
+        scope["state"]["traceback"] = "".join(traceback.format_exception(error))
+    refusal.__cause__ = refusal.__context__ = refusal.__traceback__ = None
+    scope["state"]["refusal"] = refusal
+    return refusal
+
+
+def error_body(refusal: Refusal, scope: Scope) -> Answer:
+    """The body of an error response in the protocol that the path belongs to, with `/v1` or not."""
+    first = scope["path"].removeprefix("/v1").lstrip("/").partition("/")[0]
+    return _BODIES.get(first, openai_error)(refusal, scope["state"]["request_id"])
+
+
+def refused(error: Exception, scope: Scope) -> Response:
+    """The response to a request that failed with `error`."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=GONE)
+    refusal = refusal_for(error, scope)
+    return JSONResponse(error_body(refusal, scope), refusal.status, refusal.headers)
 
 
 def _request_id(headers: Headers) -> str:

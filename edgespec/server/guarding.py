@@ -17,6 +17,8 @@ LOCAL = "localhost"
 """Allowed origin for all pages of this machine, as llama.cpp's server has it."""
 LOCAL_ORIGIN = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\sA-Z]+|\*|null|localhost")
+"""What browsers send as an origin, and what stands for several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,11 @@ class Guard:
                 "that not everybody there may use the model"
             )
         for origin in self.allowed_origins:
-            _check_origin_name(origin)
+            if not _ORIGIN.fullmatch(origin):
+                raise UsageError(
+                    f"{setting.allowed_origin(origin)}: it must be a scheme and a host in lower "
+                    "case, such as https://app.example or http://localhost:3000, or * for any page"
+                )
         for whose, given in (("clients", self.api_key), ("admins", self.admin_key)):
             if given is None:
                 continue
@@ -74,7 +80,7 @@ class Guard:
             return
         if LOCAL in self.allowed_origins and LOCAL_ORIGIN.fullmatch(origin):
             return
-        if _netloc(origin) != headers.get("host", ""):
+        if origin.partition("://")[2] != (headers.get("host") or None):
             raise Refusal(
                 403,
                 f"pages of {origin} may not use this server: its setting allowed-origin lets them",
@@ -131,25 +137,6 @@ def is_local(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _check_origin_name(origin: str) -> None:
-    """Raise UsageError for what no browser sends as an origin."""
-    scheme, separator, netloc = origin.partition("://")
-    is_origin = separator and scheme and netloc and _netloc(origin) == netloc
-    if not (is_origin and origin == origin.lower()) and origin not in ("*", "null", LOCAL):
-        raise UsageError(
-            f"{setting.allowed_origin(origin)}: it must be a scheme and a host in lower case, such "
-            "as https://app.example or http://localhost:3000, or * for any page"
-        )
-
-
-def _netloc(origin: str) -> str | None:
-    """The host and port of an origin; None for one that is no address."""
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return None
 
 
 def _host_name(header: str) -> str:

@@ -13,7 +13,7 @@ import gc
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from edgespec.completions.protocols.model_names import HostedModel, model_named, not_loaded
 from edgespec.concurrency.owning import close_all
@@ -22,24 +22,14 @@ from edgespec.ports import Progress
 from edgespec.session.asynchronous import in_thread
 from edgespec.values import PagingStats
 
-_ENDS = "the server is shutting down"
 _LOOK_S = 0.02
-"""Seconds between looks at whether a model that has to leave is still in use."""
-
-
-class Served(Protocol):
-    """Protocol of a loaded model."""
-
-    leaves_room: bool
-    """True if an embedding model may be in memory beside it."""
-
-    @property
-    def model(self) -> Any:
-        """The session or embedder."""
+"""Seconds between looks at whether it is the turn of a model that is waited for."""
 
 
 @dataclass(slots=True, eq=False)
 class _Seat:
+    """A loaded model in memory."""
+
     model: HostedModel
     served: Any
     is_beside: bool = False
@@ -51,8 +41,9 @@ class _Seat:
 class _Wish:
     """Requests that wait for one model."""
 
-    seat: asyncio.Future[_Seat]
     n: int = 0
+    loading: asyncio.Task[None] | None = None
+    """Loads the model, once it is its turn."""
 
 
 class ModelHost:
@@ -61,12 +52,13 @@ class ModelHost:
     def __init__(
         self,
         models: Sequence[HostedModel],
-        load: Callable[[HostedModel, bool, Progress], Served],
+        load: Callable[[HostedModel, bool, Progress], Any],
         together: bool = False,
     ) -> None:
         """`load` is called in a thread with a model, true if it is to be beside another one, and a
-        callback that raises Cancelled once the server ends. With `together`, all stay once they are
-        loaded."""
+        callback that raises Cancelled once the server ends. It gives what has the session or
+        embedder as `model`, and as `leaves_room` true if an embedding model may be in memory
+        beside it. With `together`, all stay once they are loaded."""
         self.models = tuple(models)
         self.together = together
         self.n_loads = 0
@@ -75,15 +67,15 @@ class ModelHost:
         self._seats: dict[HostedModel, _Seat] = {}
         self._line: dict[HostedModel, _Wish] = {}
         """Models that are waited for, in the order in which they were asked for."""
+        self._work: asyncio.Task[None] | None = None
+        """The latest change of models."""
         self._loading: HostedModel | None = None
         self._progress = ("", 0.0)
-        self._work: asyncio.Task[None] | None = None
-        """Gives seats to those in line."""
         self._is_ending = False
-        self._left = PagingStats()
-        """Totals of the models that have left."""
+        self._left: list[PagingStats] = []
+        """Figures of the models that have left."""
 
-    def seat(self, model: HostedModel, served: Served) -> None:
+    def seat(self, model: HostedModel, served: Any) -> None:
         """Take in a model that is loaded already."""
         self._seats[model] = _Seat(model, served)
 
@@ -100,7 +92,12 @@ class ModelHost:
     @property
     def paging(self) -> PagingStats:
         """Passes, bytes and stalls of all models since the server began."""
-        return _sum([self._left, *(served.model.paging for served in self.loaded)])
+        stats = [*self._left, *(served.model.paging for served in self.loaded)]
+        return PagingStats(
+            passes=sum(one.passes for one in stats),
+            bytes_read=sum(one.bytes_read for one in stats),
+            stall_s=sum(one.stall_s for one in stats),
+        )
 
     def named(self, name: str | None, embeds: bool | None = None) -> HostedModel:
         """The model that a request names, see `model_named`. Raises Refusal."""
@@ -140,25 +137,16 @@ class ModelHost:
         be loaded."""
         if model.is_unusable:
             raise not_loaded(model.name, str(model.error))
-        if self.is_ready(model):
-            seat = self._seats[model]
-            seat.n_users += 1
-        else:
-            seat = await self._seated(model)
-        try:
-            yield seat.served
-        finally:
-            seat.n_users -= 1
+        if not self.is_ready(model):
+            await self._turn(model)
+        with self._in_use(self._seats[model]) as served:
+            yield served
 
     @contextmanager
     def staying(self) -> Iterator[None]:
         """Context manager in which `current`, of which there is one, stays in memory."""
-        seat = self._first
-        seat.n_users += 1
-        try:
+        with self._in_use(self._first):
             yield
-        finally:
-            seat.n_users -= 1
 
     def stop(self) -> None:
         """End what is being loaded and computed, from any thread; nobody waits any longer."""
@@ -175,59 +163,39 @@ class ModelHost:
     def _first(self) -> _Seat:
         return min(self._seats.values(), key=lambda seat: seat.model.embeds)
 
-    async def _seated(self, model: HostedModel) -> _Seat:
-        """The seat of a model once it is loaded. Requests to one model wait together, so that all
-        are answered before it leaves; those behind another one wait even if their model is loaded,
-        so that nobody waits for ever."""
-        new = _Wish(asyncio.get_running_loop().create_future())
-        wish = self._line.setdefault(model, new)
-        wish.n += 1
-        if self._work is None:
-            self._work = asyncio.ensure_future(self._serve_line())
+    @contextmanager
+    def _in_use(self, seat: _Seat) -> Iterator[Any]:
+        seat.n_users += 1
         try:
-            await asyncio.wait({wish.seat})
-        except asyncio.CancelledError:
-            if not wish.seat.done():
-                wish.n -= 1
-            elif wish.seat.exception() is None:  # cancelled at the same moment
-                wish.seat.result().n_users -= 1
-            raise
-        return wish.seat.result()
+            yield seat.served
+        finally:
+            seat.n_users -= 1
 
-    async def _serve_line(self) -> None:
-        """Load the models in line, one after the other, and tell those who wait for each."""
-        while self._line:
-            model, wish = next(iter(self._line.items()))
-            try:
-                seat = await self._when_loaded(model, wish)
-            except Exception as error:  # noqa: BLE001 - those who wait for the model are told
-                wish.seat.set_exception(self._failure(model, error))
-                wish.seat.exception()  # nobody may be waiting any longer
-            else:
-                if seat is not None:
-                    seat.n_users += wish.n
-                    wish.seat.set_result(seat)
-            del self._line[model]
-        self._work = None
-
-    def _failure(self, model: HostedModel, error: Exception) -> Exception:
-        if self._is_ending:
-            return Cancelled(_ENDS)
-        model.error = _told(error)
-        return not_loaded(model.name, model.error)
-
-    async def _when_loaded(self, model: HostedModel, wish: _Wish) -> _Seat | None:
-        """The seat of a model, after others have left for it; None if nobody wants it any more."""
-        while wish.n and not self._is_ending:
-            leaving = self._leaving(model)
-            if model in self._seats:
-                return self._seats[model]
-            if not any(seat.n_users for seat in leaving):
-                return await self._switch(model, leaving)
-            await asyncio.sleep(_LOOK_S)
-        if self._is_ending:
-            raise Cancelled(_ENDS)
-        return None
+    async def _turn(self, model: HostedModel) -> None:
+        """Wait until a model is in memory and first in line. Requests to one model wait together,
+        so that all are answered before it leaves; those behind another one wait even if their model
+        is loaded, so that nobody waits for ever. A model is loaded to the end, whoever leaves."""
+        wish = self._line.setdefault(model, _Wish())
+        wish.n += 1
+        try:
+            while True:
+                is_first = next(iter(self._line)) is model
+                if is_first and model in self._seats:
+                    return
+                if self._is_ending:
+                    raise Cancelled("the server is shutting down")
+                if wish.loading is not None and wish.loading.done():
+                    raise not_loaded(model.name, str(model.error))
+                if self._work is not None and not self._work.done():
+                    await asyncio.wait({self._work})
+                elif is_first and not any(seat.n_users for seat in self._leaving(model)):
+                    self._work = wish.loading = asyncio.ensure_future(self._switch(model))
+                else:
+                    await asyncio.sleep(_LOOK_S)
+        finally:
+            wish.n -= 1
+            if not wish.n:
+                del self._line[model]
 
     def _leaving(self, model: HostedModel) -> list[_Seat]:
         """The loaded models that have to leave for `model`."""
@@ -242,23 +210,29 @@ class ModelHost:
         alone = [seat for seat in self._seats.values() if not seat.is_beside]
         return model.fits_beside and all(seat.served.leaves_room for seat in alone)
 
-    async def _switch(self, model: HostedModel, leaving: Sequence[_Seat]) -> _Seat:
-        """Unload the models at `leaving` and load `model`."""
+    async def _switch(self, model: HostedModel) -> None:
+        """Unload the models that have to leave and load `model`; it has its error if it fails."""
         is_beside = not self.together and self._comes_beside(model)
         self._loading, self._progress = model, ("unloading", 0.0)
-        closes = self._taken_out(leaving)  # here, so that no request is seated there any more
+        # here, so that no request is seated there any more
+        closes = self._taken_out(self._leaving(model))
         try:
             served = await in_thread(lambda: self._replaced(model, closes, is_beside), self.stop)
+        except Exception as error:  # noqa: BLE001 - those who wait for the model are told
+            # its traceback would keep the model in memory
+            known = isinstance(error, EdgespecError | OSError)
+            told = str(error) if known else f"unexpected {type(error).__name__}: {error}"
+            model.error = " ".join(told.split())
+        else:
+            model.error = None
+            self.n_loads += 1
+            self._seats[model] = _Seat(model, served, is_beside)
         finally:
             self._loading = None
-        model.error = None
-        self.n_loads += 1
-        self._seats[model] = seat = _Seat(model, served, is_beside)
-        return seat
 
     def _replaced(
         self, model: HostedModel, closes: list[Callable[[], None]], is_beside: bool
-    ) -> Served:
+    ) -> Any:
         """The loaded model, after those before it have been closed; runs in a thread."""
         close_all(*closes)
         closes.clear()  # they hold vocabularies of megabytes
@@ -267,33 +241,18 @@ class ModelHost:
         def report(doing: str, share: float) -> None:
             self._progress = doing, share
             if self._is_ending:
-                raise Cancelled(_ENDS)
+                raise Cancelled("the server is shutting down")
 
         report("opening", 0.0)
         served = self._load(model, is_beside or bool(self._seats), report)
         if self._is_ending:
             served.model.close()
-            raise Cancelled(_ENDS)
+        report("ready", 1.0)
         return served
 
     def _taken_out(self, seats: Sequence[_Seat]) -> list[Callable[[], None]]:
         """Functions that close models, which are no longer loaded."""
         for seat in seats:
             del self._seats[seat.model]
-            self._left = _sum([self._left, seat.served.model.paging])
+            self._left.append(seat.served.model.paging)
         return [seat.served.model.close for seat in seats]
-
-
-def _sum(stats: Sequence[PagingStats]) -> PagingStats:
-    return PagingStats(
-        passes=sum(one.passes for one in stats),
-        bytes_read=sum(one.bytes_read for one in stats),
-        stall_s=sum(one.stall_s for one in stats),
-    )
-
-
-def _told(error: BaseException) -> str:
-    """An error in one line, without its traceback, which would keep the model in memory."""
-    known = isinstance(error, EdgespecError | OSError)
-    message = str(error) if known else f"unexpected {type(error).__name__}: {error}"
-    return " ".join(message.split())

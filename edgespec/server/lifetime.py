@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -27,39 +25,25 @@ from edgespec.completions.request_limits import (
     max_body_bytes,
 )
 from edgespec.ports import Progress
-from edgespec.server.access_log import AccessLog
 from edgespec.server.answering import Answers
-from edgespec.server.application import Service, static_file
+from edgespec.server.application import Service
 from edgespec.server.bodies import RequestBodies
 from edgespec.server.budget_request import BudgetLimit
 from edgespec.server.connections import ClientLimits, HttpServer
-from edgespec.server.failures import Failures
-from edgespec.server.front import Front, refused
+from edgespec.server.front import Front, Log, no_log, refused
 from edgespec.server.guarding import Guard
-from edgespec.server.hosting import ModelHost, Served
+from edgespec.server.hosting import ModelHost
+from edgespec.server.page import static_file
 from edgespec.server.queueing import Queue, ServerFigures
-from edgespec.server.serving import NO_LIMITS, AnswerLimits, ServedText, ServedVectors
+from edgespec.server.serving import LoadedModel, ServedText, ServedVectors
 from edgespec.session.embedder import Embedder
-from edgespec.session.session import Session
+from edgespec.settings.server_settings import ServerSettings
 
 CLIENT_LIMITS = ClientLimits()
 SHUTDOWN_S = 5
 """Seconds for clients to read the end of their responses at shutdown."""
-DRAIN_S = 30.0
-"""Default seconds that requests under way have once the server is told to end."""
 MOST_AT_ONCE = 16
 """Requests at once that a server counts on whose models are not loaded yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model as it was loaded for a server."""
-
-    model: Session | Embedder
-    sampling: Mapping[str, Any] | None = None
-    """Defaults for requests; None: the model's own."""
-    leaves_room: bool = False
-    """True if the plan keeps room for an embedding model beside this one."""
 
 
 class Server:
@@ -67,92 +51,72 @@ class Server:
 
     def __init__(
         self,
-        session: Session | Embedder | None,
+        models: Sequence[HostedModel],
+        first: LoadedModel | None,
         guard: Guard,
-        model: str,
-        max_waiting: int,
-        max_prompt_tokens: int | None = None,
-        sampling: Mapping[str, Any] | None = None,
-        limits: ClientLimits = CLIENT_LIMITS,
-        answer_limits: AnswerLimits = NO_LIMITS,
-        log: AccessLog | None = None,
-        drain_s: float = DRAIN_S,
-        models: Sequence[HostedModel] = (),
+        settings: ServerSettings,
         load: Callable[[HostedModel, bool, Progress], LoadedModel] | None = None,
-        leaves_room: bool = False,
         together: bool = False,
+        max_tokens: int | None = None,
+        limits: ClientLimits = CLIENT_LIMITS,
+        log: Log = no_log,
         on_budget: Callable[[int | str], None] = lambda _: None,
-        max_budget: int | str | None = None,
     ) -> None:
-        """`sampling` has defaults for requests; None: `session.chat_sampling`. `drain` lets
-        requests under way go on for `drain_s` seconds.
-
-        With `models`, of which `session` is the one that is called `model`, the others are loaded
-        by `load` when they are asked for; `session` may be None. `load` is told true for a model
-        that comes beside another one, and its callback raises Cancelled once the server ends. With
-        `together`, all share the budget and stay; otherwise `on_budget` is told a budget that a
-        client has given, which is no larger than `max_budget`, by default that of the session.
+        """`first` is the first of the models, or None if none is loaded yet. The others are loaded
+        by `load` when they are asked for, which is told true for a model that comes beside another
+        one, and whose callback raises Cancelled once the server ends. With `together`, all share
+        the budget and stay; otherwise `on_budget` is told a budget that a client has given. No
+        answer has more than `max_tokens`.
         """
-        self.model = model
-        self.named = model if len(models) < 2 else f"{len(models)} models"
-        """Name of the model, or number of models, for people."""
-        if not models:
-            only = HostedModel(model, isinstance(session, Embedder))
-            if session is not None:
-                only.size_bytes = session.target.size_bytes
-                only.smallest_bytes = session.plan.smallest_bytes
-            models = [only]
         stored, figures = StoredResponses(STORED_BYTES), ServerFigures()
 
-        def served(name: str, loaded: LoadedModel) -> Served:
+        def served(model: HostedModel, loaded: LoadedModel) -> ServedText | ServedVectors:
             if isinstance(loaded.model, Embedder):
-                return ServedVectors(loaded.model, name)
+                return ServedVectors(loaded.model, model.name)
             return ServedText(
                 loaded.model,
-                name,
+                model.name,
+                loaded,
+                settings,
+                max_tokens,
                 stored,
-                figures.count,
+                figures,
                 self._queue,
-                max_prompt_tokens,
-                loaded.sampling,
-                answer_limits,
-                loaded.leaves_room,
             )
 
-        def load_served(one: HostedModel, beside: bool, progress: Progress) -> Served:
+        def load_served(
+            model: HostedModel, beside: bool, progress: Progress
+        ) -> ServedText | ServedVectors:
             assert load is not None
-            return served(one.name, load(one, beside, progress))
+            return served(model, load(model, beside, progress))
 
         self._host = host = ModelHost(models, load_served, together)
         self._queue = Queue(
-            max_waiting, lambda: [one.turns for one in host.loaded if isinstance(one, ServedText)]
+            settings.queue,
+            lambda: [one.turns for one in host.loaded if isinstance(one, ServedText)],
         )
         self.chat_refusal: str | None = None
         """Reason why the loaded model cannot answer conversations; None if it can."""
-        n_ctx = 0
-        if session is not None:
-            n_ctx = session.target.n_ctx
-            first = served(model, LoadedModel(session, sampling, leaves_room))
-            host.seat(next(one for one in models if one.name == model), first)
-            if isinstance(first, ServedText):
-                self.chat_refusal = first.completions.chat_refusal
+        n_ctx, budget = 0, settings.max_budget
+        if first is not None:
+            n_ctx, budget = first.model.target.n_ctx, budget or first.model.plan.budget_bytes
+            host.seat(models[0], begun := served(models[0], first))
+            if isinstance(begun, ServedText):
+                self.chat_refusal = begun.completions.chat_refusal
         body_bytes = guard.max_body_bytes
         if body_bytes is None:
             least = EMBEDDING_BODY_BYTES if any(one.embeds for one in models) else 0
             body_bytes = max(least, max_body_bytes(n_ctx))
         bodies = RequestBodies(body_bytes, BODIES_AT_ONCE * body_bytes, limits.body_s)
-        log = log or AccessLog()
-        max_s = answer_limits.max_s
-        answers = Answers(host, bodies, self._queue, figures, Failures(log), max_s)
-        if max_budget is None:
-            max_budget = session.plan.budget_bytes if session else "auto"
-        service = Service(answers, guard, BudgetLimit.of(max_budget), on_budget)
-        self._drain_s = drain_s
+        answers = Answers(host, bodies, self._queue, settings.time_limit)
+        service = Service(answers, guard, figures, BudgetLimit.of(budget or "auto"), on_budget)
+        self._drain_s = settings.drain
         self._is_over = threading.Event()
         """Set once the server has ended, or must end now."""
         n_at_once = self._queue.n_slots if len(models) == 1 else MOST_AT_ONCE
-        front = Front(service.application(), guard, log, figures.answers)
-        self._server = HttpServer(front, limits, n_at_once + max_waiting, SHUTDOWN_S + drain_s)
+        front = Front(service.application(), guard, log, figures)
+        shutdown_s = SHUTDOWN_S + settings.drain
+        self._server = HttpServer(front, limits, n_at_once + settings.queue, shutdown_s)
 
     def run(self, listener: socket.socket) -> None:
         """Serve until `stop` or `drain`. The caller closes the socket."""
@@ -188,8 +152,8 @@ class Server:
 def answered_while_loading(
     listener: socket.socket,
     guard: Guard,
-    log: AccessLog,
-    limits: ClientLimits,
+    log: Log = no_log,
+    limits: ClientLimits = CLIENT_LIMITS,
     doing: Callable[[], tuple[str, float]] = lambda: ("", 0.0),
 ) -> Iterator[None]:
     """Answer in a thread in the block, with what is `doing` and the share of it that is done.
@@ -210,7 +174,7 @@ def answered_while_loading(
             response = Response(text, 503, refusal.headers, "text/html")
         await response(scope, receive, send)
 
-    loading = Front(answer, guard, log)
+    loading = Front(answer, guard, log, ServerFigures())
     server = HttpServer(loading, limits, max_requests=0, shutdown_s=1)
     thread = threading.Thread(
         target=server.run, args=([listener.dup()],), name="edgespec-loading", daemon=True

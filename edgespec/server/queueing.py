@@ -5,23 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 
-from edgespec.completions.refusals import overloaded
+from edgespec.completions.refusals import Refusal, overloaded
 from edgespec.completions.request_limits import POOL_BYTES
 from edgespec.memory import process
-from edgespec.server.hosting import ModelHost
 from edgespec.values import GenerationResult
-
-
-@dataclass(eq=False, slots=True)
-class _Turn:
-    """A request that runs or waits for its turn."""
-
-    n_bytes: int
-    begun: asyncio.Future[None]
 
 
 class Turns:
@@ -34,48 +24,38 @@ class Turns:
     def __init__(self, n_slots: int = 1, pool_bytes: int = POOL_BYTES) -> None:
         """`pool_bytes` is the size of the pool, which no request exceeds."""
         self.n_slots = n_slots
-        self._free_bytes = pool_bytes
         self.n_processing = 0
         """Number of running requests."""
-        self._waiting: list[_Turn] = []
+        self._slots = asyncio.Semaphore(n_slots)
+        self._free_bytes = pool_bytes
+        self._next = asyncio.Lock()
+        """Held by the first request in line for bytes."""
+        self._freed = asyncio.Event()
 
     def is_busy(self, n_bytes: int = 0) -> bool:
         """True if a request that needs `n_bytes` of the pool would have to wait."""
-        waits = any(turn.n_bytes for turn in self._waiting)
-        return self.n_processing >= self.n_slots or (
-            n_bytes > 0 and (waits or n_bytes > self._free_bytes)
-        )
+        needs_bytes = n_bytes > 0 and (self._next.locked() or n_bytes > self._free_bytes)
+        return self._slots.locked() or needs_bytes
 
     @asynccontextmanager
     async def turn(self, n_bytes: int = 0) -> AsyncIterator[None]:
         """Wait for the turn of a request that has a place, and hold `n_bytes` of the pool."""
-        turn = _Turn(n_bytes, asyncio.get_running_loop().create_future())
-        self._waiting.append(turn)
-        self._begin()
+        if n_bytes:
+            async with self._next:
+                while n_bytes > self._free_bytes:
+                    self._freed.clear()
+                    await self._freed.wait()
+                self._free_bytes -= n_bytes
         try:
-            await turn.begun
-            yield
+            async with self._slots:
+                self.n_processing += 1
+                try:
+                    yield
+                finally:
+                    self.n_processing -= 1
         finally:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
-            else:
-                self.n_processing -= 1
-                self._free_bytes += n_bytes
-            self._begin()
-
-    def _begin(self) -> None:
-        """Start the requests in line for which there are slots and bytes."""
-        free_bytes = self._free_bytes
-        for turn in list(self._waiting):
-            if self.n_processing < self.n_slots and turn.n_bytes <= free_bytes:
-                if not turn.begun.done():  # otherwise cancelled, and its task has not run since
-                    self._waiting.remove(turn)
-                    turn.begun.set_result(None)
-                    self.n_processing += 1
-                    self._free_bytes -= turn.n_bytes
-                    free_bytes -= turn.n_bytes
-            elif turn.n_bytes:
-                free_bytes = 0  # the first in line that needs bytes gets them first
+            self._free_bytes += n_bytes
+            self._freed.set()
 
 
 class Queue:
@@ -137,38 +117,32 @@ _TOTALS: dict[str, Callable[[GenerationResult], float]] = {
 
 
 class ServerFigures:
-    """Metrics since the server was started."""
+    """What a server counts since it was started, and the loss of its target."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
         self._totals: dict[str, float] = dict.fromkeys(_TOTALS, 0)
         self.answers: Counter[int] = Counter()
         """Number of responses by HTTP status."""
-        self.cancelled = 0
+        self.gone = 0
         """Number of requests whose client disconnected."""
+        self.loss: Refusal | None = None
+        """The loss of the target, after which nothing can be answered."""
 
     def count(self, result: GenerationResult) -> None:
         """Add the result of one generation."""
         for name, of in _TOTALS.items():
             self._totals[name] += of(result)
 
-    def text(self, queue: Queue, host: ModelHost) -> str:
-        """The metrics in Prometheus's text format."""
-        values: dict[str, float] = {
+    def text(self, others: Mapping[str, float]) -> str:
+        """The metrics and others in Prometheus's text format."""
+        values = {
             "uptime_seconds": time.monotonic() - self._began_s,
-            "requests_in_progress": queue.n_in_progress,
-            "requests_processing": queue.n_processing,
-            "slots": queue.n_slots,
-            **self._totals,
-            "clients_gone_total": self.cancelled,
-            "passes_total": host.paging.passes,
-            "read_bytes_total": host.paging.bytes_read,
-            "stall_seconds_total": host.paging.stall_s,
-            "model_loads_total": host.n_loads,
             "peak_memory_bytes": process.peak_rss_bytes(),
+            "clients_gone_total": self.gone,
+            **self._totals,
+            **others,
         }
-        if host.current is not None:
-            values["memory_budget_bytes"] = host.current.model.plan.budget_bytes
         lines = []
         for name, value in values.items():
             kind = "counter" if name.endswith("_total") else "gauge"

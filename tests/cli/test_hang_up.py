@@ -15,7 +15,7 @@ import pytest
 
 from edgespec.cli.commands.serve import RequestLog
 from edgespec.cli.console import Console
-from edgespec.server.access_log import AnsweredRequest
+from edgespec.server.front import AnsweredRequest
 
 MEASURING = """
 import sys, time
@@ -84,5 +84,4 @@ def full() -> Iterator[Console]:
 def test_a_log_on_a_full_disk_fails_no_request(full: Console, is_json: bool) -> None:
     """The connection was closed after each answer."""
     log = RequestLog(full, is_json)
-    log.request(AnsweredRequest("req_1", "", "GET", "/health", 200, 0.1))
-    log.failure("req_1", "Traceback")
+    log(AnsweredRequest("req_1", "", "GET", "/health", 200, 0.1, traceback="Traceback"))

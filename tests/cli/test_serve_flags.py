@@ -14,7 +14,7 @@ from edgespec.cli.console import Console
 from edgespec.cli.flags import parser
 from edgespec.cli.invocation import server_settings, settings_from
 from edgespec.errors import UsageError
-from edgespec.server.access_log import AnsweredRequest
+from edgespec.server.front import AnsweredRequest
 from edgespec.settings.server_settings import ServerSettings
 
 RECOMMENDED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
@@ -87,11 +87,16 @@ def test_an_origin_may_be_written_as_in_an_address_bar(tmp_path: Path):
 ANSWERED = AnsweredRequest("req_1", "127.0.0.1", "POST", "/v1/completions", 200, 1.25, 12, 64)
 
 
+FAILED = AnsweredRequest(
+    "req_2", "", "GET", "/", 500, 0, ignored=["x"], traceback="Traceback ...\nKeyError: 'a'\n"
+)
+
+
 def logged(*, is_json: bool = False, quiet: bool = False) -> str:
     stream = io.StringIO()
     log = RequestLog(Console(stderr=stream), is_json, quiet)
-    log.request(ANSWERED)
-    log.failure("req_2", "Traceback ...\nKeyError: 'a'\n")
+    log(ANSWERED)
+    log(FAILED)
     return stream.getvalue()
 
 
@@ -101,7 +106,7 @@ def test_a_request_is_one_line():
 
 
 def test_a_failure_has_its_traceback():
-    assert "req_2 failed\nTraceback ...\nKeyError: 'a'\n" in logged()
+    assert "req_2 GET / 500 0.000 s, ignored fields: x\nTraceback ...\nKey" in logged()
 
 
 def test_a_log_of_json_has_an_object_a_line():
@@ -117,7 +122,8 @@ def test_a_log_of_json_has_an_object_a_line():
         "completion_tokens": 64,
         "seconds": 1.25,
     }
-    assert failure == {"id": "req_2", "traceback": "Traceback ...\nKeyError: 'a'\n"}
+    assert (failure["id"], failure["ignored"]) == ("req_2", ["x"])
+    assert failure["traceback"] == FAILED.traceback
 
 
 def test_a_quiet_server_tells_failures_alone():

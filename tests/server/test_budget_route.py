@@ -13,9 +13,9 @@ from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.errors import ModelError
 from edgespec.memory.budget import MemoryPlan
 from edgespec.server.guarding import Guard
-from edgespec.server.lifetime import LoadedModel, Server
+from edgespec.server.serving import LoadedModel
 from edgespec.session.session import Session
-from server_running import pair
+from server_running import pair, server_over
 
 MIB = 1 << 20
 
@@ -29,7 +29,7 @@ def session() -> Iterator[Session]:
 @pytest.fixture(scope="module")
 def client(session: Session) -> TestClient:
     guard = Guard("127.0.0.1", api_key="secret", admin_key="admin")
-    app = Server(session, guard, "target", 4)._server.config.app
+    app = server_over(session, guard)._server.config.app
     return TestClient(app, base_url="http://127.0.0.1", headers={"X-Api-Key": "admin"})
 
 
@@ -111,8 +111,7 @@ def test_the_next_model_is_loaded_with_the_budget_that_was_given_before(
 
         monkeypatch.setattr(session, "set_memory_budget", slow)
         models = [HostedModel("one"), HostedModel("two")]
-        guard = Guard("127.0.0.1")
-        server = Server(session, guard, "one", 4, models=models, load=load, on_budget=told.append)
+        server = server_over(session, models=models, load=load, on_budget=told.append)
         transport = httpx.ASGITransport(server._server.config.app)
 
         async def steps() -> None:

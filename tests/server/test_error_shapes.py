@@ -6,7 +6,6 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from edgespec.server.access_log import AccessLog
 from edgespec.server.connections import ClientLimits
 from edgespec.server.guarding import Guard
 from edgespec.server.lifetime import answered_while_loading
@@ -43,7 +42,7 @@ def client(session):
 def test_a_model_that_loads_refuses_in_the_protocol_of_the_path(path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         limits = ClientLimits(connections=4)
-        with answered_while_loading(listener, Guard("127.0.0.1"), AccessLog(), limits):
+        with answered_while_loading(listener, Guard("127.0.0.1"), limits=limits):
             answer = httpx.post(f"http://127.0.0.1:{listener.getsockname()[1]}{path}", json={})
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) > 0

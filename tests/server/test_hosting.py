@@ -122,7 +122,7 @@ def test_whoever_comes_behind_a_request_to_another_model_does_not_keep_it_waitin
     async def steps() -> None:
         held = asyncio.Event()
         first = asyncio.ensure_future(world.ask(world.a, held))
-        await until(lambda: "+a.gguf" in world.events)
+        await until(lambda: "+a.gguf" in world.events and not world.host._line)
         second = asyncio.ensure_future(world.ask(world.b))
         await asyncio.sleep(0)
         third = asyncio.ensure_future(world.ask(world.a))

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from edgespec.server.access_log import AccessLog
 from edgespec.server.connections import ClientLimits
 from edgespec.server.guarding import Guard
 from edgespec.server.lifetime import answered_while_loading
@@ -21,7 +20,7 @@ def listening() -> Iterator[tuple[socket.socket, str]]:
 
 def loading(listener: socket.socket, guard: Guard | None = None):
     return answered_while_loading(
-        listener, guard or Guard("127.0.0.1"), AccessLog(), ClientLimits(connections=4)
+        listener, guard or Guard("127.0.0.1"), limits=ClientLimits(connections=4)
     )
 
 
@@ -46,9 +45,9 @@ def test_a_browser_gets_a_page_that_waits():
 
 def test_progress_is_told_to_browsers_and_clients():
     with listening() as (listener, address):
-        guard, log, limits = Guard("127.0.0.1"), AccessLog(), ClientLimits(connections=4)
+        guard = Guard("127.0.0.1")
         doing = lambda: ("reading <weights>", 0.43)  # noqa: E731
-        with answered_while_loading(listener, guard, log, limits, doing):
+        with answered_while_loading(listener, guard, doing=doing):
             shown = httpx.get(address, headers={"Accept": "text/html"}).text
             told = httpx.get(address + "/v1/models").json()["error"]["message"]
     assert 'value="0.43"' in shown

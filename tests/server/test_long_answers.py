@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from edgespec.completions.running_request import Completion
-from edgespec.server.lifetime import AnswerLimits
 from server_running import running, serving
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -69,7 +68,7 @@ def test_who_waits_in_line_keeps_only_a_body(session, monkeypatch, is_stream):
 
 
 def test_no_answer_has_more_tokens_than_the_server_allows(session):
-    with serving(session, answer_limits=AnswerLimits(max_tokens=5)) as address:
+    with serving(session, max_tokens=5) as address:
         for asked, n in ((3, 3), (5, 5), (100, 5)):
             answer = httpx.post(
                 address + TEXT, json={"prompt": "def f(", "max_tokens": asked}, timeout=PATIENCE_S
@@ -85,7 +84,7 @@ def test_no_answer_has_more_tokens_than_the_server_allows(session):
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_an_answer_ends_when_its_time_is_over(session, is_stream):
     asked = LONG | {"stream": is_stream, "ignore_eos": True, "max_tokens": 3000}
-    with serving(session, answer_limits=AnswerLimits(max_s=0.3)) as address:
+    with serving(session, time_limit=0.3) as address:
         began = time.monotonic()
         answer = httpx.post(address + TEXT, json=asked, timeout=PATIENCE_S)
         assert answer.status_code == 200
@@ -98,7 +97,7 @@ def test_an_answer_ends_when_its_time_is_over(session, is_stream):
 
 def test_what_is_under_way_may_end_when_the_server_drains(session):
     asked = LONG | {"max_tokens": 60, "ignore_eos": True}
-    with running(session, drain_s=PATIENCE_S) as (address, server):
+    with running(session, drain=PATIENCE_S) as (address, server):
         with stream(address, asked) as answer:
             lines = answer.iter_lines()
             next(lines)
@@ -114,7 +113,7 @@ def test_what_is_under_way_may_end_when_the_server_drains(session):
 def test_draining_has_a_limit(session, how):
     drain_s = 0.2 if how == "the time is over" else 3 * PATIENCE_S
     with (
-        running(session, drain_s=drain_s) as (address, server),
+        running(session, drain=drain_s) as (address, server),
         stream(address, LONG | {"max_tokens": 3000, "ignore_eos": True}) as answer,
     ):
         lines = answer.iter_lines()

@@ -27,13 +27,11 @@ from browser import (
 )
 from edgespec.errors import FetchError
 from edgespec.models import packaged
-from edgespec.server.access_log import AccessLog
-from edgespec.server.connections import ClientLimits
 from edgespec.server.guarding import Guard
 from edgespec.server.lifetime import Server, answered_while_loading
 from edgespec.session.session import Session
 from edgespec.settings.config import LoadSettings
-from server_running import pair, serving
+from server_running import pair, server_over, serving
 
 pytestmark = [*browsers.needed, pytest.mark.long]
 
@@ -149,7 +147,7 @@ def look_under_the_hood(page: Browser) -> None:
 @contextmanager
 def served_at(port: int, session: Session) -> Iterator[tuple[int, Server]]:
     """A server over a session at a port, which must be free; 0 takes any."""
-    server = Server(session, Guard("127.0.0.1"), "pair", 4, sampling={"temperature": 0.0})
+    server = server_over(session)
     with socket.create_server(("127.0.0.1", port)) as listener:
         thread = threading.Thread(target=server.run, args=(listener,))
         thread.start()
@@ -173,11 +171,10 @@ def test_an_answer_goes_on_over_a_restart_of_the_server() -> None:
             page.until("document.querySelector('.error')")
             before = page.run("return document.querySelector('.assistant').textContent.trim()")
             assert texts(page, ".again") == ["Go on"]
-            limits, guard = ClientLimits(connections=4), Guard("127.0.0.1")
-            doing = ("reading weights", 0.43)
+            guard, doing = Guard("127.0.0.1"), ("reading weights", 0.43)
             with (
                 socket.create_server(("127.0.0.1", port)) as listener,
-                answered_while_loading(listener, guard, AccessLog(), limits, lambda: doing),
+                answered_while_loading(listener, guard, doing=lambda: doing),
             ):
                 page.run("document.querySelector('.again').click()")
                 page.until("document.querySelector('#state').textContent.includes('43%')")

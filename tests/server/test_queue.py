@@ -177,7 +177,7 @@ def test_whatever_clients_do_no_turn_is_lost(seed: int) -> None:
             assert asked.turns._free_bytes >= 0
         await asked.end_all()
         assert (asked.queue.n_processing, asked.queue.n_in_progress) == (0, 0)
-        assert not asked.turns._waiting
+        assert not asked.turns._next.locked() and not asked.turns._slots.locked()
         assert asked.turns._free_bytes == 16
 
     run(trial())

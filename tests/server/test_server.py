@@ -202,7 +202,7 @@ def test_a_prompt_longer_than_the_context_is_refused(client):
 
 def test_a_full_queue_says_when_to_come_again(session):
     begun = threading.Event()
-    with serving(session, max_waiting=0) as address, httpx.Client(base_url=address) as http:
+    with serving(session, queue=0) as address, httpx.Client(base_url=address) as http:
         asked = {"prompt": "a", "max_tokens": 400, "stream": True}
         with http.stream("POST", "/v1/completions", json=asked, timeout=60) as running:
             for _ in running.iter_lines():

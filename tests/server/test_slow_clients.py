@@ -72,14 +72,14 @@ def assert_answers(address: str) -> None:
 
 def test_connections_far_above_the_limit_are_closed_at_once(session):
     """Each may take memory for headers that never end."""
-    with serving(session, limits=LONG, max_waiting=0) as address, clients(address, 9) as many:
+    with serving(session, limits=LONG, queue=0) as address, clients(address, 9) as many:
         assert last_words(many[-1]) == b""
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["idle", "body"])
 def test_connections_that_send_nothing_make_way_in_time(session, begun):
     """They have no place in the queue, either: that is for requests that have come."""
-    with serving(session, limits=SHORT, max_waiting=0) as address:
+    with serving(session, limits=SHORT, queue=0) as address:
         first = begun_body(address, 1000) if begun else b""
         with clients(address, 60, first) as many:
             for one in many:

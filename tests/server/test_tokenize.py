@@ -6,7 +6,7 @@ from starlette.testclient import TestClient
 from edgespec.completions.tokenizing import detokenize, tokenize
 from edgespec.errors import UsageError
 from edgespec.server.guarding import Guard
-from edgespec.server.lifetime import Server
+from server_running import server_over
 
 TEXT = "def gcd(a, b):\n    return ä 🙂"
 
@@ -18,8 +18,7 @@ def tokenizer(session):
 
 @pytest.fixture(scope="module")
 def client(session):
-    server = Server(session, Guard("127.0.0.1", api_key="secret"), "target", 4)
-    app = server._server.config.app
+    app = server_over(session, Guard("127.0.0.1", api_key="secret"))._server.config.app
     return TestClient(app, base_url="http://127.0.0.1", headers={"X-Api-Key": "secret"})
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -24,7 +24,6 @@ from edgespec.cli.model_list import PARALLEL, ModelList, for_requests, is_one
 from edgespec.errors import EdgespecError, UsageError, marked, setting
 from edgespec.files import cache_folder
 from edgespec.memory import process, room
-from edgespec.server.access_log import AccessLog, AnsweredRequest
 from edgespec.settings.config import GenerateSettings, Sampling
 from edgespec.settings.server_settings import ServerSettings
 from edgespec.settings.units import format_size
@@ -32,8 +31,9 @@ from edgespec.settings.units import format_size
 if TYPE_CHECKING:
     from edgespec.completions.protocols.model_names import HostedModel
     from edgespec.ports import Progress
+    from edgespec.server.front import AnsweredRequest
     from edgespec.server.guarding import Guard
-    from edgespec.server.lifetime import LoadedModel
+    from edgespec.server.serving import LoadedModel
 
 
 KEY_VARIABLE = "EDGESPEC_API_KEY"
@@ -77,38 +77,32 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Serve until Ctrl-C or SIGTERM, and let requests under way end."""
     room.check(IMPORTED_BYTES, "edgespec serve")
     with extras.needed("serve", "serving needs starlette and uvicorn"):
-        from edgespec.server import lifetime, serving  # first, so that their memory is planned
+        from edgespec.server import lifetime  # first, so that its memory is planned
 
     told = server_settings(args)
     guard = _guard(told)
     template = template_from(args)
-    reasoning = None if told.reasoning_budget == -1 else told.reasoning_budget
     console = Console(quiet="quiet" in args)
     log = RequestLog(console, is_json=told.log_json, quiet="quiet" in args)
     with ExitStack() as stack:
         listener = stack.enter_context(_listening(guard.host, told.port))
         args.keeps_one_text_fast = True
         args.body_bytes = guard.max_body_bytes or 0
-        limits = lifetime.CLIENT_LIMITS
-        with lifetime.answered_while_loading(listener, guard, log, limits, lambda: console.doing):
+        with lifetime.answered_while_loading(listener, guard, log, doing=lambda: console.doing):
             begin = _one if is_one(args) else _several
             opened = begin(args, console, template, stack, told.alias)
+            budget = opened.settings.load.memory_budget
             server = lifetime.Server(
-                guard=replace(guard, max_body_bytes=opened.body_bytes or guard.max_body_bytes),
                 **opened.options,
-                max_waiting=told.queue,
-                max_prompt_tokens=told.max_prompt,
-                answer_limits=serving.AnswerLimits(
-                    _max_tokens(opened.settings.generate), told.time_limit, reasoning
-                ),
+                guard=replace(guard, max_body_bytes=opened.body_bytes or guard.max_body_bytes),
+                settings=told.model_copy(update={"max_budget": told.max_budget or budget}),
+                max_tokens=_max_tokens(opened.settings.generate),
                 log=log,
-                drain_s=told.drain,
-                max_budget=told.max_budget or opened.settings.load.memory_budget,
             )
             stack.callback(server.close)
         address, shown = _address(listener), format_size(opened.budget_bytes)
         console.note(
-            f"{server.named} at {address}/v1, a page to chat at {address}/ (budget {shown}); "
+            f"{opened.named} at {address}/v1, a page to chat at {address}/ (budget {shown}); "
             "Ctrl-C ends it"
         )
         if server.chat_refusal is not None:
@@ -132,10 +126,16 @@ class _Opened:
 
     @property
     def budget_bytes(self) -> int:
-        loaded = self.options["session"]
-        if loaded is None:
+        first = self.options["first"]
+        if first is None:
             return process.resolve_budget(self.settings.load.memory_budget)
-        return int(loaded.plan.budget_bytes)
+        return int(first.model.plan.budget_bytes)
+
+    @property
+    def named(self) -> str:
+        """Name of the model, or number of models, for people."""
+        models = self.options["models"]
+        return models[0].name if len(models) == 1 else f"{len(models)} models"
 
 
 def _one(
@@ -146,6 +146,9 @@ def _one(
     alias: str | None,
 ) -> _Opened:
     """A single model."""
+    from edgespec.completions.protocols.model_names import HostedModel
+    from edgespec.server.serving import LoadedModel
+
     name = alias or _name(args)
     folder = str(cache_folder.prompts())
     settings = settings_from(args, n_parallel=PARALLEL, prompt_cache=folder)
@@ -153,8 +156,11 @@ def _one(
     loaded = stack.enter_context(settings.opened(console, template))
     loaded.warn_with(Teller(console))
     sampling = _sampling(settings.generate, loaded.chat_sampling)
-    options = {"session": loaded, "model": name or loaded.target.name, "sampling": sampling}
-    return _Opened(options, settings)
+    info = loaded.target
+    model = HostedModel(
+        name or info.name, False, False, info.size_bytes, loaded.plan.smallest_bytes
+    )
+    return _Opened({"models": [model], "first": LoadedModel(loaded, sampling)}, settings)
 
 
 def _several(
@@ -171,23 +177,17 @@ def _several(
     folder = str(cache_folder.prompts())
     known = ModelList(args, console, template, n_parallel=PARALLEL, prompt_cache=folder)
     load = loader(known, Teller(console))
-    options: dict[str, Any] = {
-        "session": None,
-        "model": "",
+    begun = None
+    if (first := known.first) is not None:
+        begun = load(first, False, console.progress)
+        stack.callback(begun.model.close)
+    options = {
         "models": known.models,
+        "first": begun,
         "load": load,
         "together": known.together,
         "on_budget": known.keep_budget,
     }
-    if (first := known.first) is not None:
-        begun = load(first, False, console.progress)
-        stack.callback(begun.model.close)
-        options |= {
-            "session": begun.model,
-            "model": first.name,
-            "sampling": begun.sampling,
-            "leaves_room": begun.leaves_room,
-        }
     return _Opened(options, known.settings(first or known.models[0]), known.body_bytes)
 
 
@@ -196,7 +196,7 @@ def loader(
 ) -> Callable[[HostedModel, bool, Progress], LoadedModel]:
     """A function that loads a model of a list for a server; `tell` is called with warnings of
     sessions."""
-    from edgespec.server.lifetime import LoadedModel
+    from edgespec.server.serving import LoadedModel
     from edgespec.session.session import Session
 
     of_name = {one.name: one for one in models.models}
@@ -281,7 +281,7 @@ class Teller:
             self.console.note(note)
 
 
-class RequestLog(AccessLog):
+class RequestLog:
     """Writes requests and failures to a console, as far as it can be written."""
 
     def __init__(self, console: Console, is_json: bool = False, quiet: bool = False) -> None:
@@ -290,37 +290,29 @@ class RequestLog(AccessLog):
         self._is_json = is_json
         self._quiet = quiet
 
-    def request(self, answered: AnsweredRequest) -> None:
-        if self._quiet:
-            return
-        if self._is_json:
-            self._write(**asdict(answered) | {"seconds": round(answered.seconds, 6)})
-            return
-        tokens = ""
-        if answered.prompt_tokens is not None:
-            tokens = f" {answered.prompt_tokens} + {answered.completion_tokens} tokens"
-        self._log(
-            f"{_now()} {answered.id} {answered.method} {answered.route} {answered.status}"
-            f"{tokens} {answered.seconds:.3f} s"
-        )
+    def __call__(self, answered: AnsweredRequest) -> None:
+        """Write a request at its end."""
+        if not self._quiet or answered.traceback:
+            with suppress(OSError):
+                self._console.log(self._object(answered) if self._is_json else _lines(answered))
 
-    def left_out(self, request_id: str, names: Sequence[str]) -> None:
-        if not self._quiet:
-            told = f"{_now()} {request_id} ignored fields: {', '.join(names)}"
-            self._write(id=request_id, ignored=names) if self._is_json else self._log(told)
+    def _object(self, answered: AnsweredRequest) -> str:
+        fields = asdict(answered) | {"seconds": round(answered.seconds, 6)}
+        told = {name: value for name, value in fields.items() if value not in ("", [], ())}
+        return json.dumps({"time": _now()} | told, ensure_ascii=False)
 
-    def failure(self, request_id: str, traceback: str) -> None:
-        if self._is_json:
-            self._write(id=request_id, traceback=traceback)
-        else:
-            self._log(f"{_now()} {request_id} failed\n{traceback.rstrip()}")
 
-    def _write(self, **fields: Any) -> None:
-        self._log(json.dumps({"time": _now()} | fields, ensure_ascii=False))
-
-    def _log(self, line: str) -> None:
-        with suppress(OSError):
-            self._console.log(line)
+def _lines(answered: AnsweredRequest) -> str:
+    tokens = ""
+    if answered.prompt_tokens is not None:
+        tokens = f" {answered.prompt_tokens} + {answered.completion_tokens} tokens"
+    told = (
+        f"{_now()} {answered.id} {answered.method} {answered.route} {answered.status}"
+        f"{tokens} {answered.seconds:.3f} s"
+    )
+    if answered.ignored:
+        told += f", ignored fields: {', '.join(answered.ignored)}"
+    return f"{told}\n{answered.traceback}".rstrip()
 
 
 def _now() -> str:
