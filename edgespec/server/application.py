@@ -265,7 +265,7 @@ class Entry:
     summary: str = ""
     """For OpenAPI's document; empty where another server's documents describe the route."""
     body: type[Any] | None = None
-    """What validates its requests."""
+    """Model that validates its requests."""
     needs_key: bool = True
 
 

@@ -18,7 +18,7 @@ LOCAL = "localhost"
 LOCAL_ORIGIN = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\sA-Z]+|\*|null|localhost")
-"""What browsers send as an origin, and what stands for several."""
+"""An origin as browsers send it, or a word for several."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ _TOTALS: dict[str, Callable[[GenerationResult], float]] = {
 
 
 class ServerFigures:
-    """What a server counts since it was started, and the loss of its target."""
+    """Figures of a server since it was started, and the loss of its target."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()

@@ -51,7 +51,7 @@ class Door:
     dialect: Callable[[Completions, StoredResponses], Dialect]
     summary: str = ""
     body: type[Any] | None = None
-    """What validates its requests, if OpenAPI's document describes it."""
+    """Model of its requests, if OpenAPI's document describes it."""
     end: str = ""
     """Text behind the last event of a stream."""
     told: Callable[[Answer], str] = event

@@ -31,7 +31,7 @@ ended: list[object] = []
 
 
 def sent(stream: StreamedAnswer, leaves: bool = False) -> list[str]:
-    """What a client got, who may leave after the first part."""
+    """Parts that a client got, who may leave after the first part."""
     got: list[str] = []
     gone = asyncio.Event()
 
