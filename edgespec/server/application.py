@@ -86,7 +86,7 @@ class Service:
         application.router.redirect_slashes = False  # `Front` has removed the slash
         return application
 
-    def _guarded(self, entry: Entry) -> Callable[[Request], Awaitable[Response]]:
+    def _guarded(self, entry: TableRow) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
             if entry.needs_key:
                 request.state.client = self._guard.check_key(request.headers)
@@ -256,7 +256,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TableRow:
     """A row of the table of routes."""
 
     method: str
@@ -281,58 +281,58 @@ def _counted(served: ServedText, chat: ChatRequest) -> dict[str, Any]:
     return {"input_tokens": served.completions.count_tokens(chat)}
 
 
-_TEXTS = (Entry("POST", door.path, _texts(door), door.summary, door.body) for door in DOORS)
+_TEXTS = (TableRow("POST", door.path, _texts(door), door.summary, door.body) for door in DOORS)
 ENTRIES = (
     *_TEXTS,
-    Entry("POST", "/embeddings", Service.embeddings, "Vectors of texts", EmbeddingRequest),
-    Entry(
+    TableRow("POST", "/embeddings", Service.embeddings, "Vectors of texts", EmbeddingRequest),
+    TableRow(
         "POST",
         "/messages/count_tokens",
         _computed(lambda served, body: _counted(served, CountRequest.parse(body).chat_request())),
         "Count a conversation's tokens",
         CountRequest,
     ),
-    Entry(
+    TableRow(
         "POST",
         "/chat/completions/input_tokens",
         _computed(lambda served, body: _counted(served, ChatRequest.parse(body))),
     ),
-    Entry(
+    TableRow(
         "POST",
         "/tokenize",
         _computed(lambda served, body: tokenizing.tokenize(served.model.tokenizer, body)),
         "Tokens of a text",
         TokenizeRequest,
     ),
-    Entry(
+    TableRow(
         "POST",
         "/detokenize",
         _computed(lambda served, body: tokenizing.detokenize(served.model.tokenizer, body)),
         "Text of tokens",
         DetokenizeRequest,
     ),
-    Entry(
+    TableRow(
         "POST",
         "/apply-template",
         _computed(
             lambda served, body: {"prompt": served.completions.rendered(ChatRequest.parse(body))}
         ),
     ),
-    Entry("POST", "/rerank", Service.rerank),
-    Entry("GET", "/props", Service.props),
-    Entry("GET", "/slots", Service.slots),
-    Entry("GET", "/api/tags", Service.tags),
-    Entry("GET", "/api/version", Service.version),
-    Entry("POST", "/api/show", Service.show),
-    Entry("GET", "/models", Service.models, "The models"),
-    Entry("GET", "/models/{name:path}", Service.model, "A model"),
-    Entry("GET", "/budget", Service.budget, "The memory budget and what is in memory"),
-    Entry("POST", "/budget", Service.set_budget, "Change the memory budget", BudgetRequest),
-    Entry("GET", "/metrics", Service.metrics, "Metrics for Prometheus"),
-    Entry("GET", "/health", Service.health, "The state of the server", needs_key=False),
-    Entry("GET", "/openapi.json", Service.openapi, needs_key=False),
-    Entry("GET", "/", lambda _, request: page(request), needs_key=False),
-    Entry("GET", "/page/{name}", lambda _, request: page(request), needs_key=False),
+    TableRow("POST", "/rerank", Service.rerank),
+    TableRow("GET", "/props", Service.props),
+    TableRow("GET", "/slots", Service.slots),
+    TableRow("GET", "/api/tags", Service.tags),
+    TableRow("GET", "/api/version", Service.version),
+    TableRow("POST", "/api/show", Service.show),
+    TableRow("GET", "/models", Service.models, "The models"),
+    TableRow("GET", "/models/{name:path}", Service.model, "A model"),
+    TableRow("GET", "/budget", Service.budget, "The memory budget and what is in memory"),
+    TableRow("POST", "/budget", Service.set_budget, "Change the memory budget", BudgetRequest),
+    TableRow("GET", "/metrics", Service.metrics, "Metrics for Prometheus"),
+    TableRow("GET", "/health", Service.health, "The state of the server", needs_key=False),
+    TableRow("GET", "/openapi.json", Service.openapi, needs_key=False),
+    TableRow("GET", "/", lambda _, request: page(request), needs_key=False),
+    TableRow("GET", "/page/{name}", lambda _, request: page(request), needs_key=False),
 )
 """The routes, all of which answer with `/v1` and without."""
 
