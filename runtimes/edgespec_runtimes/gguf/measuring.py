@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from edgespec.errors import ModelError
@@ -17,7 +17,8 @@ from edgespec.memory.heap import allocated_bytes
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.paging.pager import READERS
 from edgespec.paging.reader import STAGING_BYTES
-from edgespec.registry import GpuMemory, ModelRequest
+from edgespec.registry import GpuMemory, ModelRequest, PreparedModel
+from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context import contexts, windows
 from edgespec_runtimes.gguf.context.recurrent import N_CHECKPOINTS
 from edgespec_runtimes.gguf.context_choice import BATCH_SIZES, ContextChoice
@@ -29,6 +30,7 @@ from edgespec_runtimes.gguf.file.mtp import can_guess, skipped
 from edgespec_runtimes.gguf.kernels.invariant_kernels import CELLS_ROUNDED_TO, TILE_ROWS
 from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES
 from edgespec_runtimes.gguf.llama import gpu, loading, rpc
+from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.token_ids import TokenIds
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights import row_tables
@@ -51,29 +53,32 @@ LOWER_BYTES = READERS * (STAGING_BYTES + MERGING_BYTES)
 """Memory in which the lower bits of nested weights are read and merged."""
 
 
-class MeasuredGguf:
+class MeasuredGguf(PreparedModel):
     """Memory needs of a model, measured on construction; those that need a mapping, on demand."""
 
     def __init__(
-        self,
-        request: ModelRequest,
-        header: GgufFile,
-        mapped: MappedWeights,
-        lender: Any = None,
-        mtp: bool = False,
+        self, request: ModelRequest, header: GgufFile, lender: Any = None, mtp: bool = False
     ) -> None:
         """`lender` is a context of the target whose matrices a head uses. With `mtp`, `header` is
         the part of a target's file with its prediction layers."""
-        self.mapped = mapped
-        self.feature_layers: Sequence[int] = ()
-        self._request = request
+        self.seconds = {}
+        self._phase = partial(request.phase, seconds=self.seconds)
         self._options = GgufOptions.of(request.options)
         self._header = header
+        self._stop = AbortFlag()
+        self._feature_layers: Sequence[int] = ()
+        self._lender, self._mtp = lender, mtp
         self._guesses_with_target = lender is not None or mtp or is_head(header)
         """True for heads, which keep all they have read."""
+        timed = partial(self._phase, "mapping")
+        self._mapped = MappedWeights(header, lambda: self.offloading, self._stop, timed)
+        self._measure(request)
+
+    def _measure(self, request: ModelRequest) -> None:
+        self._request, header = request, self._header
         before_bytes = allocated_bytes()
-        sizes_only = loading.load_sizes_only(header.path, mtp, TokenIds.of(header))
-        sizes_only.lender = lender
+        sizes_only = loading.load_sizes_only(header.path, self._mtp, TokenIds.of(header))
+        sizes_only.lender = self._lender
         taken_bytes = max(0, allocated_bytes() - before_bytes)
         self._id_bytes = -(-taken_bytes // ID_STEP_BYTES) * ID_STEP_BYTES
         try:
@@ -82,18 +87,30 @@ class MeasuredGguf:
             self._choice = ContextChoice(
                 request, self._options, header, self._guesses_with_target, sizes_only
             )
-            self.info, self.contexts = self._choice.info, self._choice.contexts
+            self._info, self.contexts = self._choice.info, self._choice.contexts
         finally:
             sizes_only.close()
 
-    @cached_property
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    def share_cells(self, n_cells: int) -> None:
+        for name in ("_needs", "offloading"):
+            self.__dict__.pop(name, None)
+        self._measure(replace(self._request, n_cells=n_cells))
+
     def needs(self) -> ModelNeeds:
+        return self._needs
+
+    @cached_property
+    def _needs(self) -> ModelNeeds:
         owner, on_gpu = self._request.owner, self.offloading
         elsewhere = on_gpu.names | (skipped(self._header) if owner == "target" else frozenset())
         resident = resident_weights(self._header, elsewhere)
         kv_bytes = max(sizes.kv_bytes for _, sizes in self.contexts)
         held_bytes = kv_bytes - max(self._line_bytes(sizes) for _, sizes in self.contexts)
-        n_cells = self.info.n_cells or self.info.n_slots * self.info.n_ctx
+        n_cells = self._info.n_cells or self._info.n_slots * self._info.n_ctx
         what = f"KV cache ({n_cells} tokens)"
         caches = MemoryRow(owner, what, held_bytes, is_lent=self._lends_caches)
         fixed = [caches]
@@ -105,7 +122,7 @@ class MeasuredGguf:
             fixed.append(MemoryRow(owner, f"states at {N_CHECKPOINTS} turns", nbytes))
         if owner == "draft":  # the target's is open during planning, and part of the process's row
             fixed.append(MemoryRow(owner, "token ids", self._id_bytes))
-        holds_texts = self._choice.may_hold_texts(self.info.tree_capable)
+        holds_texts = self._choice.may_hold_texts(self._info.tree_capable)
         needs = ModelNeeds(
             fixed=tuple(fixed),
             batches=tuple(self._batch_needs(shape, sizes) for shape, sizes in self.contexts),
@@ -113,8 +130,8 @@ class MeasuredGguf:
                 MemoryRow(owner, "weights", resident.weights),
                 MemoryRow(owner, LOADING, max(resident.loading, on_gpu.loading_bytes)),
             ),
-            cell_bytes=self.token_bytes * (self.info.n_cells > 0 and not on_gpu.names),
-            text_bytes=(TILE_ROWS * self.token_bytes + 4 * self.info.n_vocab) * holds_texts,
+            cell_bytes=self.token_bytes * (self._info.n_cells > 0 and not on_gpu.names),
+            text_bytes=(TILE_ROWS * self.token_bytes + 4 * self._info.n_vocab) * holds_texts,
             texts_alter_prompts=self._choice.texts_alter_prompts,
         )
         if owner == "draft":
@@ -123,12 +140,12 @@ class MeasuredGguf:
         return replace(
             needs,
             paged=(
-                MemoryRow(owner, "norms and other small tensors", self.mapped.unpaged_bytes),
+                MemoryRow(owner, "norms and other small tensors", self._mapped.unpaged_bytes),
                 *((MemoryRow(owner, "copy of what is packed", PIECE_BYTES),) * is_packed),
-                *((MemoryRow(owner, "lower bits", LOWER_BYTES),) * bool(self.mapped.nested)),
+                *((MemoryRow(owner, "lower bits", LOWER_BYTES),) * bool(self._mapped.nested)),
             ),
-            cuts=tuple(tuple(group.size for group in groups) for groups in self.mapped.cuts),
-            experts=expert_sizes(self.mapped.mixtures),
+            cuts=tuple(tuple(group.size for group in groups) for groups in self._mapped.cuts),
+            experts=expert_sizes(self._mapped.mixtures),
         )
 
     @property
@@ -136,9 +153,9 @@ class MeasuredGguf:
         """True if keys and values take memory as texts grow, and paged weights have it before."""
         shape, sizes = self.contexts[0]
         is_whole = self._request.owner == "target" and not self.offloading.names
-        has_windows = contexts.window_shape(self.n_window, shape) is not None
+        has_windows = contexts.window_shape(self._choice.n_window, shape) is not None
         fills = windows.is_supported() and sizes.has_rows
-        return is_whole and self.info.tree_capable and fills and not has_windows
+        return is_whole and self._info.tree_capable and fills and not has_windows
 
     @cached_property
     def gpu_memory(self) -> GpuMemory | None:
@@ -154,16 +171,16 @@ class MeasuredGguf:
         return place_layers(
             self._header,
             self._request.owner,
-            self._n_gpu_layers,
-            self.info.n_layers,
+            self._options.gpu_layers_of(self._request.owner),
+            self._info.n_layers,
             (sizes.kv_bytes, sizes.compute_bytes),
             gpu_bytes,
         )
 
     def offer_features(self, layers: Sequence[int], n_values: int) -> None:
         width = self._header.integer(self._header.key("embedding_length"), 0)
-        reason, n_layers = "", self.info.n_layers
-        if self.is_remote:
+        reason, n_layers = "", self._info.n_layers
+        if self._choice.is_remote:
             reason = "servers compute it, which do not hand them out"
         elif n_values != width:
             reason = f"they have {width} values and the head reads {n_values}"
@@ -173,30 +190,30 @@ class MeasuredGguf:
             reason = f"the head reads layers {read} of 1 to {n_layers - 1}"
         if reason:
             raise ModelError(
-                f"{self.info.name} cannot give the inputs of its layers to this head ({reason}): "
+                f"{self._info.name} cannot give the inputs of its layers to this head ({reason}): "
                 "name a head that was trained for this model, or another draft"
             )
-        self.feature_layers = tuple(layers)
+        self._feature_layers = tuple(layers)
 
     @property
     def gives_features(self) -> bool:
         """True if llama.cpp's graph gives the inputs of `feature_layers` itself."""
-        is_end = self._shows_its_end(self.feature_layers)
+        is_end = self._shows_its_end(self._feature_layers)
         return is_end or gives_inputs(self._header.architecture)
 
     def _shows_its_end(self, layers: Sequence[int]) -> bool:
         """True if `layers` is the input of the model's own prediction layers."""
-        return tuple(layers) == (self.info.n_layers,) and can_guess(self._header)
+        return tuple(layers) == (self._info.n_layers,) and can_guess(self._header)
 
     @cached_property
     def offloading(self) -> Offloading:
         servers = self._options.servers_of(self._request.owner)
         if not servers:
-            return offloading(self._header, self._n_gpu_layers)
+            return offloading(self._header, self._options.gpu_layers_of(self._request.owner))
         return to_servers(
             self._header,
             rpc.memory_of(servers),
-            self._n_gpu_layers or None,
+            self._options.gpu_layers_of(self._request.owner) or None,
             max(sizes.kv_bytes for _, sizes in self.contexts),
             max(sizes.compute_bytes for _, sizes in self.contexts),
         )
@@ -215,23 +232,10 @@ class MeasuredGguf:
         return -(-sizes.kv_bytes // n_cells)
 
     @property
-    def n_window(self) -> int:
-        """Size of the sliding attention window in tokens; 0 if there is none."""
-        return self._choice.n_window
-
-    @property
     def unplanned(self) -> int:
         """Index of the context for loading without a plan: one line, as nothing is paged."""
         branches = [shape.n_branches for shape, _ in self.contexts]
-        return 0 if self.info.tree_capable else branches.index(min(branches))
-
-    @property
-    def is_remote(self) -> bool:
-        return self._choice.is_remote
-
-    @property
-    def _n_gpu_layers(self) -> int:
-        return self._options.gpu_layers_of(self._request.owner)
+        return 0 if self._info.tree_capable else branches.index(min(branches))
 
     def _batch_needs(
         self, shape: contexts.ContextShape, sizes: contexts.ContextSizes
@@ -248,21 +252,21 @@ class MeasuredGguf:
             return BatchNeeds(shape.n_batch, rows, max_nodes=shape.n_outputs)
         paged = MemoryRow(owner, "embedding rows", self._embedding_bytes(shape))
         is_small = not self._request.batch_size and shape.n_batch < min(
-            self.info.n_ctx, *BATCH_SIZES
+            self._info.n_ctx, *BATCH_SIZES
         )
         return BatchNeeds(shape.n_batch, rows, (paged,), shape.n_outputs, is_small)
 
     def _logits_bytes(self, sizes: contexts.ContextSizes) -> int:
         """Bytes of llama.cpp's output buffer, and of the copies that some passes need of it."""
-        several = self._request.owner == "draft" and self.info.n_slots > 1
-        is_copied = several or self._guesses_with_target or not self.info.tree_capable
+        several = self._request.owner == "draft" and self._info.n_slots > 1
+        is_copied = several or self._guesses_with_target or not self._info.tree_capable
         return (1 + is_copied) * sizes.output_bytes
 
     def _line_rows(
         self, shape: contexts.ContextShape, sizes: contexts.ContextSizes
     ) -> tuple[MemoryRow, ...]:
         """Plan rows for the states of further lines, and for the buffer that restores a state."""
-        if self.info.tree_capable or shape.n_branches == 1:
+        if self._info.tree_capable or shape.n_branches == 1:
             return ()
         what, nbytes = f"states of {shape.n_branches} lines", self._line_bytes(sizes)
         if shape.n_rollback:
@@ -271,15 +275,15 @@ class MeasuredGguf:
 
     def _line_bytes(self, sizes: contexts.ContextSizes) -> int:
         """Bytes of a context's states for the lines of a tree after the first."""
-        if self.info.tree_capable:
+        if self._info.tree_capable:
             return 0
         return sizes.kv_bytes - min(sizes.kv_bytes for _, sizes in self.contexts)
 
     def _feature_rows(self, shape: contexts.ContextShape) -> tuple[MemoryRow, ...]:
-        if not self.feature_layers:
+        if not self._feature_layers:
             return ()
         width = self._header.integer(self._header.key("embedding_length"), 0)
-        n_layers = len(self.feature_layers)
+        n_layers = len(self._feature_layers)
         # the graph holds all rows, and llama.cpp a copy
         n_rows = shape.largest_batch * (1 + self.gives_features)
         # those of a pass, and of the nodes that may be committed after it
@@ -287,6 +291,6 @@ class MeasuredGguf:
         return (MemoryRow("target", f"features ({n_layers} layers)", nbytes),)
 
     def _embedding_bytes(self, shape: contexts.ContextShape) -> int:
-        tables = [weight for weight in self.mapped.traced if weight.looked_up]
+        tables = [weight for weight in self._mapped.traced if weight.looked_up]
         n_rows = shape.largest_batch
         return sum(row_tables.bytes_for(w.entry, n_rows * w.rows_per_token) for w in tables)

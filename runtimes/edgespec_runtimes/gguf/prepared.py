@@ -7,31 +7,26 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import setting
 from edgespec.memory import heap
-from edgespec.memory.budget import MemoryPlan, MemoryRow
-from edgespec.memory.needs import ModelNeeds
+from edgespec.memory.budget import MemoryPlan
 from edgespec.paging.reader import WatchedFiles
 from edgespec.ports import LanguageModel, Progress, StateOrigin
-from edgespec.registry import GpuMemory, ModelRequest, PreparedModel, without_padding
+from edgespec.registry import without_padding
 from edgespec.tracing.spans import OFF
-from edgespec.values import ModelInfo, NestedSizes
+from edgespec.values import NestedSizes
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.mtp import has_layers, obstacle
 from edgespec_runtimes.gguf.file.trimmed_header import trimmed_bytes
 from edgespec_runtimes.gguf.kernels.invariant_kernels import can_replace_products
 from edgespec_runtimes.gguf.llama import loading
-from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.token_ids import NoTexts, TokenIds
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.measuring import MeasuredGguf
 from edgespec_runtimes.gguf.model import GgufModel, Opening
-from edgespec_runtimes.gguf.options import GgufOptions
-from edgespec_runtimes.gguf.weights.mapped_weights import MappedWeights
 from edgespec_runtimes.gguf.weights.nested import NestedWeights, nested_sizes
 from edgespec_runtimes.gguf.weights.packing import placement_as_stored
 from edgespec_runtimes.gguf.weights.paged import PagedWeights, load_paged
@@ -42,64 +37,25 @@ from edgespec_runtimes.gguf.weights.rounding import (
 )
 
 
-class PreparedGguf(PreparedModel):
+class PreparedGguf(MeasuredGguf):
     """A prepared GGUF model."""
-
-    def __init__(
-        self, request: ModelRequest, header: GgufFile, lender: Any = None, mtp: bool = False
-    ) -> None:
-        """`lender` is a context of the target whose matrices a head uses. With `mtp`, only the
-        model's own prediction layers are computed."""
-        self.seconds = {}
-        self._phase = partial(request.phase, seconds=self.seconds)
-        self._request = request
-        self._options = GgufOptions.of(request.options)
-        self._header = header
-        self._stop = AbortFlag()
-        timed = partial(self._phase, "mapping")
-        mapped = MappedWeights(header, lambda: self._measured.offloading, self._stop, timed)
-        self._measure = partial(MeasuredGguf, header=header, mapped=mapped, lender=lender, mtp=mtp)
-        self._measured = self._measure(request)
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._measured.info
-
-    @property
-    def gpu_memory(self) -> GpuMemory | None:
-        return self._measured.gpu_memory
-
-    def place(self, gpu_bytes: int) -> Sequence[MemoryRow]:
-        return self._measured.place(gpu_bytes)
-
-    def share_cells(self, n_cells: int) -> None:
-        self._request = replace(self._request, n_cells=n_cells)
-        layers = self._measured.feature_layers
-        self._measured = self._measure(self._request)
-        self._measured.feature_layers = layers
-
-    def offer_features(self, layers: Sequence[int], n_values: int) -> None:
-        self._measured.offer_features(layers, n_values)
-
-    def needs(self) -> ModelNeeds:
-        return self._measured.needs
 
     @property
     def enforced(self) -> bool:
-        return self._measured.mapped.is_lazy and sys.platform != "win32"
+        return self._mapped.is_lazy and sys.platform != "win32"
 
     @property
     def lent(self) -> GgufFile | None:
         """The header of the file if a draft can compute with its pinned weights, after `needs`."""
-        is_here = not self._measured.offloading.names and not self._measured.is_remote
+        is_here = not self.offloading.names and not self._choice.is_remote
         return self._header if is_here and self.enforced else None
 
     def nest_in(self, draft: GgufFile) -> NestedWeights | None:
         """Have only the lower bits of what `draft` has the upper ones of read, before `needs`; None
         where weights are not here. Raises ModelError."""
-        if self.gpu_memory is None and not self._measured.is_remote and self.enforced:
-            self._measured.mapped.nested = NestedWeights(draft, self._header)
-        return self._measured.mapped.nested
+        if self.gpu_memory is None and not self._choice.is_remote and self.enforced:
+            self._mapped.nested = NestedWeights(draft, self._header)
+        return self._mapped.nested
 
     def notes(self, plan: MemoryPlan | None = None) -> Sequence[str]:
         """Notes about packing, and the rounding of a target with a draft."""
@@ -114,13 +70,12 @@ class PreparedGguf(PreparedModel):
                 self._header,
                 self.info.name,
                 self._options.flash_attn,
-                products_are_invariant=not self._measured.offloading.names
-                and can_replace_products(),
+                products_are_invariant=not self.offloading.names and can_replace_products(),
                 is_packed=self.enforced or not plan.paged,
                 tiles_are_avoidable=sys.platform == "linux",
-                on_device=self._measured.offloading.where,
+                on_device=self.offloading.where,
             )
-        notes += self._measured.offloading.notes
+        notes += self.offloading.notes
         if plan is not None and request.owner == "target":
             notes += turn_notes(self._header, self.info)
             if has_layers(self._header) and (reason := obstacle(self._header)):
@@ -141,7 +96,7 @@ class PreparedGguf(PreparedModel):
         return without_padding(self._header.token_table())
 
     def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
-        if servers := self._measured.offloading.placement.servers:
+        if servers := self.offloading.placement.servers:
             from edgespec_runtimes.gguf.remote import RemoteModel
 
             return RemoteModel(partial(self._load, plan, progress), servers)
@@ -149,17 +104,16 @@ class PreparedGguf(PreparedModel):
 
     def _load(self, plan: MemoryPlan | None, progress: Progress | None) -> LanguageModel:
         owner = self._request.owner
-        measured = self._measured
-        shape, _ = measured.contexts[plan.batches.get(owner, 0) if plan else measured.unplanned]
+        shape, _ = self.contexts[plan.batches.get(owner, 0) if plan else self.unplanned]
         if plan is None or not plan.paged or owner == "draft":
             return self._load_resident(shape, progress)
-        if self._measured.offloading.names:
-            self._measured.mapped.place(self._measured.offloading.placement, is_paged=self.enforced)
+        if self.offloading.names:
+            self._mapped.place(self.offloading.placement, is_paged=self.enforced)
         if not self.enforced:
             # llama.cpp's own mapping, on platforms that cannot enforce the budget
-            return self._open(self._measured.mapped.take_model(), shape, None)
+            return self._open(self._mapped.take_model(), shape, None)
         with self._phase("pinned weights"):
-            mapped, request = self._measured.mapped, self._request
+            mapped, request = self._mapped, self._request
             opened = load_paged(self._header, mapped, request, plan, shape, self._stop, progress)
         return self._open(opened[0], shape, opened[1])
 
@@ -167,22 +121,22 @@ class PreparedGguf(PreparedModel):
         self._stop.is_set = True
 
     def close(self) -> None:
-        self._measured.mapped.close()
+        self._mapped.close()
 
     def _load_resident(
         self, shape: contexts.ContextShape, progress: Progress | None
     ) -> LanguageModel:
-        texts = self._measured.mapped.give_texts()
+        texts = self._mapped.give_texts()
         with ExitStack() as on_failure:
             if texts:
                 on_failure.callback(texts.close)
             with self._phase("weights"), WatchedFiles(self._header.paths) as files:
                 model = loading.load_resident(
                     self._header.path,
-                    self._measured.offloading.placement,
+                    self.offloading.placement,
                     self._stop,
                     progress,
-                    placement_as_stored(self._header, self._measured.offloading.elsewhere),
+                    placement_as_stored(self._header, self.offloading.elsewhere),
                     TokenIds.of(self._header) if texts else self._token_ids,
                 )
                 on_failure.callback(model.close)
@@ -214,7 +168,7 @@ class PreparedGguf(PreparedModel):
                     max_nodes=shape.n_outputs,
                     max_branches=shape.n_branches,
                     n_threads=shape.n_threads,
-                    latency_s=self._measured.offloading.latency_s,
+                    latency_s=self.offloading.latency_s,
                 )
                 opening = Opening(
                     model,
@@ -228,10 +182,10 @@ class PreparedGguf(PreparedModel):
                     weight_types=self._invariant_types,
                     prompts_are_invariant=self._prompts_are_invariant,
                     is_draft=request.owner == "draft",
-                    feature_layers=self._measured.feature_layers,
-                    gives_features=self._measured.gives_features,
-                    checkpoint_bytes=self._measured.checkpoint_bytes,
-                    token_bytes=self._measured.token_bytes,
+                    feature_layers=self._feature_layers,
+                    gives_features=self.gives_features,
+                    checkpoint_bytes=self.checkpoint_bytes,
+                    token_bytes=self.token_bytes,
                 )
                 return self._new_model(opening)
         except BaseException:
@@ -252,7 +206,7 @@ class PreparedGguf(PreparedModel):
         does not affect the text."""
         if self._request.owner == "draft":
             return set()
-        return invariant_types(self._header, bool(self._measured.offloading.names))
+        return invariant_types(self._header, bool(self.offloading.names))
 
     @property
     def _prompts_are_invariant(self) -> bool:
@@ -260,7 +214,7 @@ class PreparedGguf(PreparedModel):
 
         Otherwise a recurrent state that was computed in tiles could never be reused.
         """
-        is_invariant = self._options.flash_attn != "off" and not self._measured.offloading.names
+        is_invariant = self._options.flash_attn != "off" and not self.offloading.names
         is_target = self._request.owner == "target"
         return is_target and is_invariant and not turn_notes(self._header, self.info)
 
@@ -271,12 +225,12 @@ class PreparedGguf(PreparedModel):
             "--cache-type-k": shape.cache_type_k,
             "--cache-type-v": shape.cache_type_v,
             "--flash-attn": shape.flash_attn,
-            "--n-gpu-layers": str(self._measured.offloading.placement.n_layers),
-            "--rpc": ",".join(self._measured.offloading.placement.servers),
+            "--n-gpu-layers": str(self.offloading.placement.n_layers),
+            "--rpc": ",".join(self.offloading.placement.servers),
             "kernels for prompts": "those of single rows, but for tiles",
             "packed weights": "those that round alike",
         }
-        if contexts.window_shape(self._measured.n_window, shape):
+        if contexts.window_shape(self._choice.n_window, shape):
             settings["layers with windows"] = "hold what a text may still see"
         if not self.info.max_ctx:
             settings["--ctx-size"] = str(shape.n_ctx)

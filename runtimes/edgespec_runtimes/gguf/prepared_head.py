@@ -62,7 +62,7 @@ class PreparedReader(PreparedGguf):
     def needs(self) -> ModelNeeds:
         needs = super().needs()
         n_values = self._header.embedding_length
-        shape, _ = self._measured.contexts[0]
+        shape, _ = self.contexts[0]
         n_fused = self._head.n_values * len(self._head.layers)
         if self._head.block is None:
             # features of the text, of nodes and in llama.cpp's buffers, and the fusion's input

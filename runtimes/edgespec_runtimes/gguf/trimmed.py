@@ -68,7 +68,7 @@ class PreparedTrimmed(PreparedGguf):
 
     def needs(self) -> ModelNeeds:
         needs = super().needs()
-        table, (shape, _) = self._trimmed.table, self._measured.contexts[0]
+        table, (shape, _) = self._trimmed.table, self.contexts[0]
         nbytes = row_tables.bytes_for(table, shape.largest_batch)
         nbytes += 4 * table.shape[0] * shape.largest_batch  # llama.cpp's batch
         row = MemoryRow(self._request.owner, "embedding rows", nbytes)
@@ -90,10 +90,10 @@ class PreparedTrimmed(PreparedGguf):
         shared = self._copies.keys() & chain.from_iterable(names)
         if plan is None or not (shared or (self._nested and plan.paged)):
             return super().load(plan, progress)
-        shape, _ = self._measured.contexts[plan.batches.get(self._request.owner, 0)]
-        traced = self._measured.mapped.traced
+        shape, _ = self.contexts[plan.batches.get(self._request.owner, 0)]
+        traced = self._mapped.traced
         model, weights = (
-            self._measured.mapped.take_model(),
+            self._mapped.take_model(),
             SharedWeights(self._header, traced, shared, self._nested),
         )
         try:
