@@ -1,4 +1,4 @@
-"""Conversations in the form that a chat template shows, which small conversations find out.
+"""Conversations in the form of which a chat template shows the most.
 
 System messages are merged, calls split and renamed, and tools told as text where a template would
 refuse or drop them. Knows no template language.
@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, reduce
-from itertools import takewhile
+from itertools import combinations, pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -26,86 +25,108 @@ Render = Callable[[Sequence[Turn], Sequence[Mapping[str, Any]] | None], str]
 Change = Callable[[Sequence[Turn]], list[Turn]]
 """Returns a conversation in another form."""
 
-_USER, _SYSTEM, _CALLED = "edgespec asks", "edgespec is asked", "edgespec_called"
+MOST_CHANGES = 3
+"""Most changes that are made together; no known template needs more."""
+_MAX_SHAPES = 1000
+"""Most shapes of conversations whose form is remembered."""
 _SYSTEMS = ("system", "developer")
 _REASONING = ("reasoning", "thinking", "thought", "reasoning_text")
 """Names of a turn's reasoning in templates that do not read `reasoning_content`."""
 _ID_LENGTH = 9
 _PARAMETERS = {"type": "object", "properties": {}, "required": []}
 _FUNCTION = {"name": "edgespec_tool", "description": "Nothing.", "parameters": _PARAMETERS}
-_TOOL = {"type": "function", "function": _FUNCTION}
-
-
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    """A small conversation, and the texts of it that a template has to show."""
-
-    texts: Sequence[str]
-    turns: Sequence[Turn]
+_TOOLS = [{"type": "function", "function": _FUNCTION}]
 
 
 class ShownContent:
-    """Conversations in the form that a template shows, which small ones find out once."""
+    """Finds the form in which a template shows a conversation.
+
+    An outline of the conversation, in which each text is a mark, is rendered without changes and
+    with few of them, until all marks are shown. The form with the most marks is used, also for
+    later conversations of the same shape.
+    """
 
     def __init__(self, render: Render, source: str) -> None:
         self._render = render
         self._renames = "reasoning_content" not in source
-        self._is_needed: dict[tuple[Change, str], bool] = {}
+        self._forms: dict[Any, Sequence[Change]] = {}
 
     @cached_property
     def shows_messages(self) -> bool:
         """True if a user's message is shown; also if a lone message is refused."""
+        asked = [_turn("user", "Hello")]
         try:
-            return self._shows(_Trial([_USER], self.adapted(_ASKED))) is not False
+            return any(self._best(asked, tools)[0] for tools in (None, _TOOLS))
         except TemplateLimitError:
             return True
 
-    @cached_property
-    def _reads_only_parts(self) -> bool:
-        """True if content is shown as a list of parts, but not as a string."""
-        talks = [_ASKED, [_turn("system", _SYSTEM), *_ASKED]]
-        return not any(self._shows(_Trial([_USER], talk)) for talk in talks) and any(
-            self._shows(_Trial([_USER], _in_parts(talk))) for talk in talks
-        )
+    def adapted(self, turns: list[Turn], with_tools: bool) -> list[Turn]:
+        """The turns in the form of which the template shows the most.
 
-    def adapted(self, turns: list[Turn]) -> list[Turn]:
-        """The turns in the form that the template shows."""
-        changes = [_each(_renamed)] if self._renames else []
-        turns = _changed(turns, changes)
-        for change, trial in _FORMS:
-            other = change(turns)
-            if other != turns and self._needs(change, trial(turns), changes):
-                changes.append(change)
-                turns = other
-        return _in_parts(turns) if self._reads_only_parts else turns
-
-    def _needs(self, change: Change, trial: _Trial, changes: Sequence[Change]) -> bool:
-        """True if the template shows a trial with `change` only, beside earlier `changes`."""
-        key = change, repr(trial)
-        if key not in self._is_needed:
-            before = _changed(trial.turns, changes)
-            is_shown = [
-                self._shows(_Trial(trial.texts, _in_parts(t) if self._reads_only_parts else t))
-                for t in (before, change(before))
-            ]
-            self._is_needed[key] = not is_shown[0] and bool(is_shown[1])
-        return self._is_needed[key]
-
-    def _shows(self, trial: _Trial) -> bool | None:
-        """True if the texts are in the rendered conversation; None if it is refused.
-
-        Some templates render nothing without tools. Raises TemplateLimitError for a template that
-        is stopped.
+        Raises TemplateLimitError for a template that is stopped.
         """
-        for tools in (None, [_TOOL]):
-            try:
-                rendered = self._render(trial.turns, tools).lower()
-            except TemplateLimitError:
-                raise
-            except ModelError:
-                continue
-            return all(text in rendered for text in trial.texts)
-        return None
+        turns = [*map(_renamed, turns)] if self._renames else turns
+        shapes = [_shape(turn) for turn in turns]
+        key = shapes[0], frozenset(pairwise(shapes)), shapes[-1], with_tools
+        if key not in self._forms:
+            if len(self._forms) >= _MAX_SHAPES:
+                self._forms.clear()
+            self._forms[key] = self._best(turns, _TOOLS if with_tools else None)[1]
+        return _changed(turns, self._forms[key])
+
+    def _best(
+        self, turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]] | None
+    ) -> tuple[int, Sequence[Change]]:
+        """Number of marks shown in the best form, -1 if all are refused, and its changes."""
+        marks, outline = _outline(turns)
+        changes = [change for change in _CHANGES if change(outline) != outline]
+        most, best = -1, ()
+        for n_changes in range(MOST_CHANGES + 1):
+            for form in combinations(changes, n_changes):
+                try:
+                    rendered = self._render(_changed(outline, form), tools).lower()
+                except TemplateLimitError:
+                    raise
+                except ModelError:
+                    continue
+                n_shown = sum(mark in rendered for mark in marks)
+                if n_shown > most:
+                    most, best = n_shown, form
+                if n_shown == len(marks):
+                    return most, best
+        return most, best
+
+
+def _outline(turns: Sequence[Turn]) -> tuple[list[str], list[Turn]]:
+    """Marks, and the turns with a mark in place of each text and each function's name.
+
+    Reasoning has none: templates leave out that of earlier turns.
+    """
+    marks: list[str] = []
+
+    def mark(form: str) -> str:
+        marks.append(form.format(len(marks)))
+        return marks[-1]
+
+    outline = []
+    for turn in turns:
+        text = turn["content"] and f"Hello, {mark('edgespec {}.')} hello"  # ends may be cut
+        other = turn | {"content": text}
+        if calls := turn.get("tool_calls"):
+            empty = {"arguments": CallArguments({}, "{}")}
+            other["tool_calls"] = [
+                call | {"function": empty | {"name": mark("edgespec_{}_")}} for call in calls
+            ]
+        outline.append(other)
+    return marks, outline
+
+
+def _shape(turn: Turn) -> tuple[object, ...]:
+    """The properties of a turn that decide about its form."""
+    identities = [call.get("id", "") for call in turn.get("tool_calls", ())]
+    are_short = all(_short(one) == one for one in identities)
+    has = (name for name in turn if name not in ("content", "tool_calls"))
+    return turn["role"], bool(turn["content"]), min(len(identities), 2), are_short, frozenset(has)
 
 
 def _turn(role: str, content: str | None, **fields: Any) -> Turn:
@@ -114,10 +135,6 @@ def _turn(role: str, content: str | None, **fields: Any) -> Turn:
 
 def _changed(turns: Sequence[Turn], changes: Sequence[Change]) -> list[Turn]:
     return reduce(lambda changed, change: change(changed), changes, [*turns])
-
-
-def _in_parts(turns: Sequence[Turn]) -> list[Turn]:
-    return [turn | {"content": TextParts(turn["content"])} for turn in turns]
 
 
 def _without_system(turns: Sequence[Turn]) -> list[Turn]:
@@ -137,11 +154,6 @@ def _without_system(turns: Sequence[Turn]) -> list[Turn]:
     if instructions:
         merged.append(_turn("user", "\n".join(instructions)))
     return merged
-
-
-def _without_lost_system(turns: Sequence[Turn]) -> list[Turn]:
-    """The turns with system messages merged into the user's where a tool's result is the last."""
-    return _without_system(turns) if turns[-1]["role"] == "tool" else [*turns]
 
 
 def _with_one_system(turns: Sequence[Turn]) -> list[Turn]:
@@ -230,45 +242,20 @@ def _short(identity: str) -> str:
     return hashlib.sha256(identity.encode()).hexdigest()[:_ID_LENGTH]
 
 
-def _systems(turns: Sequence[Turn]) -> _Trial:
-    """The trial of system messages that stand where those of `turns` do."""
-    roles = [turn["role"] for turn in turns]
-    first = [*takewhile(_SYSTEMS.__contains__, roles)]
-    later = sorted({*roles[len(first) :]} & {*_SYSTEMS})
-    shown = [*first[:3], "user", *(role for one in later for role in ("assistant", one, "user"))]
-    told = [_turn(role, f"{_SYSTEM}.{place}.") for place, role in enumerate(shown)]
-    return _Trial([turn["content"] for turn in told if turn["role"] in _SYSTEMS], told)
+def _in_parts(turn: Turn) -> Turn:
+    """The turn with its content as a list of parts, which is all that some templates read."""
+    return turn | {"content": turn["content"] and TextParts(turn["content"])}
 
 
-def _calls(*ids: str, content: str = "", **fields: Any) -> _Trial:
-    """The trial of a turn that calls functions, each under a name of its own, and their results."""
-    names = [f"{_CALLED}_{place}" for place in range(len(ids))]
-    empty = CallArguments({}, "{}")
-    calls = [
-        {"id": one, "type": "function", "function": {"name": name, "arguments": empty}}
-        for one, name in zip(ids, names, strict=True)
-    ]
-    results = [_turn("tool", _USER, tool_call_id=one, name=_CALLED) for one in ids]
-    calling = _turn("assistant", content, tool_calls=calls, **fields)
-    return _Trial(names[-1:], [*_ASKED, calling, *results])
-
-
-def _after_system(trial: _Trial) -> _Trial:
-    return _Trial([*trial.texts, _SYSTEM], [_turn("system", _SYSTEM), *trial.turns])
-
-
-_ASKED = [_turn("user", _USER)]
-_FORMS: Sequence[tuple[Change, Callable[[Sequence[Turn]], _Trial]]] = (
-    (_without_system, lambda _: _after_system(_Trial([], _ASKED))),
-    (_with_one_system, _systems),
-    (_alternating, lambda _: _Trial([_USER, _SYSTEM], [*_ASKED, _turn("user", _SYSTEM)])),
-    (_each(_joined), lambda _: _calls("edgespec1", content=_SYSTEM, reasoning_content=_SYSTEM)),
-    (_each(_with_null), lambda _: _calls("edgespec1")),
-    (_one_call_each, lambda _: _calls("edgespec1", "edgespec2")),
-    (_each(_with_short_ids), lambda _: _calls("call_edgespec01")),
-    (_without_lost_system, lambda _: _after_system(_calls("edgespec1"))),
+_CHANGES: Sequence[Change] = (
+    _with_one_system,
+    _without_system,
+    _alternating,
+    *map(_each, (_joined, _with_null)),
+    _one_call_each,
+    *map(_each, (_with_short_ids, _in_parts)),
 )
-"""Other forms of conversations, which are used if the template shows a trial only so."""
+"""Other forms of conversations, in the order in which they are tried and made."""
 
 
 def complete_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -110,7 +110,9 @@ class ChatTemplate:
             conversation, offered = without_tools(conversation, offered, keeps_calls), None
         seam, control = new_seam(), self._control
         text = self._rendered(
-            self._shown.adapted([self._seamed_message(turn, seam) for turn in conversation]),
+            self._shown.adapted(
+                [self._seamed_message(turn, seam) for turn in conversation], bool(offered)
+            ),
             control.seamed(offered, seam) if offered else None,
             add_generation_prompt,
             control.seamed(reasoning_variables(variables, self.source), seam),

@@ -132,7 +132,10 @@ ALTERNATE = (
         ([USER, ANSWER, ANSWER, USER], "<user>Hello<assistant>Hi.\n\nHi.<user>Hello"),
         ([SYSTEM, ANSWER, USER], "<system>Be kind.<user><assistant>Hi.<user>Hello"),
         ([USER, calls("a"), result("a"), USER], "<user>Hello<assistant>[a f0]<tool>4\n\nHelloa"),
-        ([USER, ANSWER, calls("a"), result("a")], "<user>Hello<assistant>Hi.[a f0]<tool>4a"),
+        (
+            [USER, ANSWER, calls("a"), result("a"), ANSWER],
+            "<user>Hello<assistant>Hi.[a f0]<tool>4a<assistant>Hi.",
+        ),
     ],
 )
 def test_turns_of_one_role_are_one_where_the_template_wants_turns_to_alternate(talk, text):
