@@ -80,7 +80,8 @@ class ShownContent:
         """Number of marks shown in the best form, -1 if all are refused, and its changes."""
         marks, outline = _outline(turns)
         changes = [change for change in _CHANGES if change(outline) != outline]
-        most, best = -1, ()
+        most = -1
+        best: Sequence[Change] = ()
         for n_changes in range(MOST_CHANGES + 1):
             for form in combinations(changes, n_changes):
                 try:

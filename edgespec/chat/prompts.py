@@ -18,7 +18,7 @@ from edgespec.chat.continuing import content_of, continued, continues, is_reason
 from edgespec.chat.control_text import ControlTexts, new_seam
 from edgespec.chat.messages import Message
 from edgespec.chat.named_templates import RENDERED, named_template
-from edgespec.chat.reasoning import ChannelSplitter, Marks, ReasoningSplitter, is_open, marks_of
+from edgespec.chat.reasoning import Marks, ReasoningSplitter, is_open, marks_of
 from edgespec.chat.render_limits import TemplateLimitError, measured
 from edgespec.errors import ModelError, UsageError, setting
 from edgespec.ports.chat_format import ChatFormat
@@ -69,14 +69,14 @@ class ChatPrompt:
     continued: str | None = None
     """Text of the last message, if the prompt ends in it."""
 
-    def splitter(self) -> ReasoningSplitter | ChannelSplitter:
+    def splitter(self) -> ReasoningSplitter:
         """A splitter for the model's next text."""
         marks, continued = self.marks, self.continued
-        if marks is None or (continued is not None and not is_reasoning(continued, marks)):
+        if marks is None or continued is None:
+            return ReasoningSplitter(marks, marks.begin if marks and self.closing else "")
+        if not is_reasoning(continued, marks):
             return ReasoningSplitter(None)
-        if marks.in_channels and continued is None:
-            return ChannelSplitter()
-        return ReasoningSplitter(marks, continued is not None or is_open(self.text, marks))
+        return ReasoningSplitter(marks, continued[continued.rindex(marks.begin) :])
 
 
 class ChatPrompts:

@@ -7,6 +7,8 @@ function stays in front of its body, so that a call can be read there. Knows no 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,137 +68,86 @@ def is_open(prompt: str, marks: Marks) -> bool:
 class ReasoningSplitter:
     """Splits an answer piece by piece; holds back only what may be part of a mark.
 
-    Reasoning comes first or not at all: a mark in the middle of an answer is plain text. Blanks
-    around reasoning belong to neither part. Without marks all text is answer.
+    Reasoning comes first or not at all: a mark in the middle of an answer is plain text, except in
+    channels. Blanks around reasoning belong to neither part. Without marks all text is answer.
     """
 
-    def __init__(self, marks: Marks | None, inside: bool = False) -> None:
+    def __init__(self, marks: Marks | None, before: str = "") -> None:
+        """`before` is what was written of the text: the mark, and reasoning that goes on."""
         self._marks = marks
-        self._kind: Kind | None = "answer"
-        """Kind of the current text; None until it is known."""
-        if marks is not None:
-            self._kind = "reasoning" if inside else None
-        self._held = ""
-        self._drops_blanks = inside
-
-    @property
-    def is_reasoning(self) -> bool:
+        self._text = before
+        self._told: dict[Kind, str] = {"reasoning": "", "answer": ""}
+        self.is_reasoning = False
         """True if the text so far ends in reasoning."""
-        return self._kind == "reasoning"
+        self._new_parts()
 
     def push(self, text: str) -> list[Part]:
         """Add text and return the parts whose kind is known."""
-        self._held += text
-        parts: list[Part] = []
-        if self._marks is not None:
-            self._look_for_begin(self._marks.begin)
-            if self._kind == "reasoning":
-                parts += self._reason(self._marks.end)
-        if self._kind == "answer":
-            parts += self._take(len(self._held))
-        return parts
+        self._text += text
+        return self._new_parts()
 
     def finish(self) -> list[Part]:
         """Return the text that was held back; no more text follows."""
-        if self._kind == "reasoning":
-            self._held = self._held.rstrip()
-        self._kind = self._kind or "answer"
-        return self._take(len(self._held))
+        return self._new_parts(is_whole=True)
 
-    def _look_for_begin(self, begin: str) -> None:
-        if self._kind is not None:
-            return
-        text = self._held.lstrip()
-        if text.startswith(begin):
-            self._kind, self._held, self._drops_blanks = "reasoning", text[len(begin) :], True
-        elif not begin.startswith(text):
-            self._kind = "answer"
+    def _new_parts(self, is_whole: bool = False) -> list[Part]:
+        if self._marks is None:
+            text, self._text = self._text, ""
+            return [Part("answer", text)] if text else []
+        split = _in_channels if self._marks.in_channels else _one_after_the_other
+        self.is_reasoning, *texts = split(self._text, self._marks, is_whole)
+        told = dict(zip(self._told, texts, strict=True))
+        new = [Part(kind, text[len(self._told[kind]) :]) for kind, text in told.items()]
+        self._told = told
+        return [part for part in new if part.text]
 
-    def _reason(self, end: str) -> list[Part]:
-        before, found, after = self._held.partition(end)
-        if found:
-            parts = self._take(len(before.rstrip()))
-            self._kind, self._held, self._drops_blanks = "answer", after, True
-            return parts
-        keep = max((n for n in range(len(end)) if before.endswith(end[:n])), default=0)
-        return self._take(len(before[: len(before) - keep].rstrip()))
 
-    def _take(self, length: int) -> list[Part]:
-        """Remove the first `length` characters of the held text and return them as a part."""
-        text, self._held = self._held[:length], self._held[length:]
-        if self._drops_blanks:
-            text = text.lstrip()
-            self._drops_blanks = not text
-        return [Part(self._kind or "answer", text)] if text else []
+def _one_after_the_other(text: str, marks: Marks, is_whole: bool) -> tuple[bool, str, str]:
+    """Whether the text ends in reasoning, its reasoning and its answer, as far as they are
+    known."""
+    rest = text.lstrip()
+    if not rest.startswith(marks.begin):
+        is_known = is_whole or not marks.begin.startswith(rest)
+        return False, "", text if is_known else ""
+    reasoning, found, answer = rest.removeprefix(marks.begin).partition(marks.end)
+    if not (found or is_whole):
+        reasoning = _before_any(reasoning, [marks.end])
+    return not found, reasoning.strip(), answer.lstrip()
 
 
 CHANNEL, MESSAGE, START = "<|channel|>", "<|message|>", "<|start|>"
 _ENDS = ("<|end|>", "<|return|>", START, CHANNEL)
 """Marks that end a body; the last two begin another header."""
+_END = re.compile("|".join(map(re.escape, _ENDS)))
 _BEGINS = (CHANNEL, START, "to=", "<|end|>")
 
 
-class ChannelSplitter:
-    """Splits a text piece by piece; holds back only headers and what may be a mark."""
+def _in_channels(text: str, marks: Marks, is_whole: bool) -> tuple[bool, str, str]:
+    """Whether the text ends in reasoning, its reasoning and its answer; incomplete headers belong
+    to neither."""
+    told: dict[Kind, str] = {"reasoning": "", "answer": ""}
+    kind: Kind = "answer"
+    while text:
+        header, found, body = text.partition(MESSAGE)
+        start = text.lstrip()
+        if found:
+            kind = "reasoning" if marks.begin in header else "answer"
+            if "to=" in header and kind == "answer":
+                named = header.replace(f"{START}assistant", "").replace("<|end|>", "").strip()
+                told[kind] += named + MESSAGE
+        elif any(one.startswith(start) or start.startswith(one) for one in _BEGINS):
+            return False, told["reasoning"], told["answer"]
+        else:
+            kind, body = "answer", text  # a text without channels
+        if not (end := _END.search(body)):
+            told[kind] += _before_any(body, _ENDS)
+            break
+        told[kind] += body[: end.start()]
+        text = body[end.start() if end[0] in (START, CHANNEL) else end.end() :]
+    return kind == "reasoning", told["reasoning"], told["answer"]
 
-    def __init__(self) -> None:
-        self._held = ""
-        self._kind: Kind | None = None
-        """Kind of the body; None in a header."""
 
-    @property
-    def is_reasoning(self) -> bool:
-        """True if the text so far ends in reasoning."""
-        return self._kind == "reasoning"
-
-    def push(self, text: str) -> list[Part]:
-        """Add text and return the parts whose kind is known."""
-        self._held += text
-        parts: list[Part] = []
-        while self._held:
-            found = self._body() if self._kind else self._header()
-            if found is None:
-                break
-            parts += found
-        return parts
-
-    def finish(self) -> list[Part]:
-        """Return the text that was held back; no more text follows."""
-        text, self._held = self._held, ""
-        is_mark = any(mark.startswith(text) for mark in _ENDS) or (
-            self._kind is None and text.lstrip().startswith(_BEGINS)
-        )
-        return [Part(self._kind or "answer", text)] if text and not is_mark else []
-
-    def _header(self) -> list[Part] | None:
-        """Read a header; None if it is not complete."""
-        header, mark, rest = self._held.partition(MESSAGE)
-        if not mark:
-            text = self._held.lstrip()
-            if not text or any(b.startswith(text) or text.startswith(b) for b in _BEGINS):
-                return None
-            self._kind = "answer"  # a text without channels
-            return []
-        self._held = rest
-        self._kind = "reasoning" if f"{CHANNEL}analysis" in header else "answer"
-        if "to=" not in header or self._kind == "reasoning":
-            return []
-        named = header.replace(f"{START}assistant", "").replace("<|end|>", "").strip()
-        return [Part("answer", named + MESSAGE)]
-
-    def _body(self) -> list[Part] | None:
-        """Take text of a body up to its end, as far as it is certain."""
-        places = [(at, mark) for mark in _ENDS if (at := self._held.find(mark)) >= 0]
-        kind = self._kind or "answer"
-        if places:
-            at, mark = min(places)
-            text, self._kind = self._held[:at], None
-            self._held = self._held[at + (0 if mark in _BEGINS[:2] else len(mark)) :]
-            return [Part(kind, text)] if text else []
-        keep = max(
-            (n for mark in _ENDS for n in range(len(mark)) if self._held.endswith(mark[:n])),
-            default=0,
-        )
-        text = self._held[: len(self._held) - keep]
-        self._held = self._held[len(text) :]
-        return [Part(kind, text)] if text else None
+def _before_any(text: str, marks: Sequence[str]) -> str:
+    """The text without an end that may be the beginning of a mark."""
+    beginnings = (mark[:n] for mark in marks for n in range(len(mark)))
+    return text[: len(text) - max(len(one) for one in beginnings if text.endswith(one))]

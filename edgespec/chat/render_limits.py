@@ -8,7 +8,6 @@ memory and exponentially large when written or compared. Knows values, but no te
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Sequence
@@ -28,12 +27,14 @@ MAX_PARTS = 1 << 20
 """Most elements of a value, including nested ones."""
 MAX_DEPTH = 200
 LARGEST_NUMBER = 1 << 64
-"""Largest number that may be multiplied or divided."""
+"""Largest number that an operation may give."""
+WIDEST_FIELD = 9999
+_TOO_WIDE = re.compile(r"\d{5}|%[^a-zA-Z%]*\*|:[^{}]*\{")
+"""A field of a format string that is wider, or whose width is an argument."""
+GROWING = frozenset({"*", "%", "format", "indent", "join", "replace"})
+"""Operators, methods and filters whose result may exceed all that they are given."""
 
 T = TypeVar("T")
-_NUMBER = re.compile(r"\d+")
-_WIDTH_IS_ARGUMENT = re.compile(r"%[^a-zA-Z%]*\*|:[^{}]*\{")
-"""A field of a format string whose width is an argument."""
 
 
 class TemplateLimitError(ModelError):
@@ -108,6 +109,8 @@ class RenderingLimits:
         elif isinstance(value, list | tuple | dict):
             self.write(ELEMENT_CHARACTERS * len(value))
             measured(value)
+        elif isinstance(value, int) and abs(value) > LARGEST_NUMBER:
+            raise TemplateLimitError(f"it counts with a number above {LARGEST_NUMBER:,}")
         else:
             self.check_time()
         return value
@@ -118,41 +121,15 @@ class RenderingLimits:
             raise TemplateLimitError("it appends to a list that another value contains, or a list")
         self.write(ELEMENT_CHARACTERS + measured(values)[0])
 
-    def growing(self, name: str, subject: Any, arguments: Sequence[Any]) -> None:
-        """Check the size that an operator, method or filter may give, before it is computed."""
+    def growing(self, name: str, operands: Sequence[Any]) -> None:
+        """Check the size that an operation may give, before it is computed: all parts of the first
+        operand may become as large as another one, or as its number says."""
         self.check_time()
-        if name in GROWING and _bound(name, subject, arguments) > MAX_CHARACTERS:
+        if name not in GROWING or all(isinstance(one, int | float) for one in operands):
+            return
+        first, *others = (max(measured(one)) for one in operands)
+        is_format = name in ("%", "format")
+        if (is_format and _TOO_WIDE.search(str(operands[0]))) or (
+            first * max((WIDEST_FIELD if is_format else 1, *others)) > MAX_CHARACTERS
+        ):
             raise TemplateLimitError(f"`{name}` may make more than {MAX_CHARACTERS:,} characters")
-
-
-_POWERS = frozenset({"**", "round"})
-_FILLING = frozenset({"batch", "slice"})
-_WITH_FIELDS = frozenset({"%", "format"})
-GROWING = _POWERS | _FILLING | _WITH_FIELDS | {"*", "//", "divisibleby", "join", "replace", "sum"}
-GROWING |= {"center", "indent", "ljust", "rjust", "zfill"}
-"""Operators, methods, filters and tests whose cost may exceed that of all they are given."""
-
-
-def _bound(name: str, subject: Any, arguments: Sequence[Any]) -> int:
-    """A bound of the result's size: every part of `subject` may become as large as the largest
-    argument, or as a number says."""
-    size, number = measured(subject)
-    weights = [measured(one) for one in (1, *arguments)]
-    most = max(max(weight) for weight in weights)
-    if max(number, *(largest for _, largest in weights)) > LARGEST_NUMBER:
-        raise TemplateLimitError(f"it counts with a number above {LARGEST_NUMBER:,}")
-    if name == "sum" and any(isinstance(start, list | tuple) for start in arguments):
-        raise TemplateLimitError("it adds up lists, which takes the square of their time")
-    if name in _POWERS:
-        return (max(size, number.bit_length()) * most) ** 2
-    if all(isinstance(one, int | float) for one in (subject, *arguments)):
-        return 0
-    if name in _WITH_FIELDS:
-        pattern = str(subject)
-        widths = [int(digits.lstrip("0")[:12] or 0) for digits in _NUMBER.findall(pattern)]
-        if not _WIDTH_IS_ARGUMENT.search(pattern):
-            most = max(one for one, _ in weights)
-        return size * max([most, *widths])
-    if name in _FILLING:
-        return size * math.prod(max(weight) for weight in weights)
-    return (max(size, number) if name == "*" else size) * most

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -23,10 +23,15 @@ from jinja2.utils import Namespace
 
 from edgespec.chat.render_limits import OwnList, RenderingLimits, TemplateLimitError
 
-_SLOW_FILTERS = ("striptags", "urlize", "wordwrap")
-"""Filters for web pages whose time grows with the square of a text."""
-_GROWING_METHODS = frozenset({"encode", "expandtabs", "maketrans", "to_bytes", "translate"})
-"""Methods that are not counted, and refused: no template of a model needs them."""
+_REFUSED_FILTERS = (
+    *("batch", "center", "filesizeformat", "forceescape", "format", "pprint", "random", "round"),
+    *("slice", "striptags", "sum", "urlize", "wordwrap", "xmlattr"),
+)
+"""Filters that no template of a model needs, which grow or are slow in ways of their own."""
+_REFUSED_METHODS = {
+    *("center", "encode", "expandtabs", "format_map", "ljust", "maketrans", "rjust", "to_bytes"),
+    *("translate", "zfill"),
+}
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
@@ -45,9 +50,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.code_generator_class = _LimitedCode
         self.finalize = self._written  # jinja2 calls it with every value that is written out
         self.concat = self.join  # type: ignore[method-assign] # jinja2 reads it off the instance
-        for name in _SLOW_FILTERS:
+        for name in _REFUSED_FILTERS:
             del self.filters[name]
-        self.filters |= {"tojson": self.tojson, "pprint": repr}
+        self.filters["tojson"] = self.tojson
         self.filters = {name: self._limited(name, call) for name, call in self.filters.items()}
         tests: Any = self.tests
         self.tests = {name: self._limited(name, call) for name, call in tests.items()}
@@ -92,56 +97,48 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if isinstance(obj, OwnList) and attr in ("append", "pop"):
             return True
-        return attr not in _GROWING_METHODS and super().is_safe_attribute(obj, attr, value)
+        return attr not in _REFUSED_METHODS and super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        self.limits.growing(operator, left, [right])
-        return self.limits.made(super().call_binop(context, operator, left, right))
+        if operator == "**":
+            raise TemplateLimitError("it raises to a power, which no conversation needs")
+        compute = functools.partial(super().call_binop, context, operator, left, right)
+        return self._counted(operator, (left, right), compute)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         safe = super().wrap_str_format(value)
-        return None if safe is None else self._bound("format", value.__self__, safe)
+        return None if safe is None else self._limited("format", safe, value.__self__)
 
     def call(self, context: Context, call: Any, /, *args: Any, **kwargs: Any) -> Any:
+        compute = functools.partial(super().call, context, call, *args, **kwargs)
         if isinstance(call, Macro):
             if call.catch_varargs or call.catch_kwargs:  # it can nest what it is given
                 self.limits.made((*args, kwargs))
-            return super().call(context, call, *args, **kwargs)
+            return compute()
         name, subject = getattr(call, "__name__", ""), getattr(call, "__self__", None)
         if isinstance(subject, OwnList) and name == "append":
             self.limits.appending(subject, args)
-        bound = self._bound(name, subject, functools.partial(super().call, context, call))
-        return bound(*args, **kwargs)
+        return self._counted(name, (subject, *args, *kwargs.values()), compute)
 
-    def _bound(self, name: str, subject: Any, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The method `name` of `subject` with its result counted."""
-
-        def limited(*args: Any, **kwargs: Any) -> Any:
-            args = tuple(_listed(name, args))
-            self.limits.growing(name, subject, [*args, *kwargs.values()])
-            return self.limits.made(call(*args, **kwargs))
-
-        return limited
-
-    def _limited(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The filter or test `call` with its result counted."""
+    def _limited(self, name: str, call: Callable[..., Any], *subject: Any) -> Callable[..., Any]:
+        """The filter or test `call`, or the method of a `subject`, with its result counted."""
         n_passed = int(hasattr(call, "jinja_pass_arg"))
 
         @functools.wraps(call)  # keeps jinja2's attributes
         def limited(*args: Any, **kwargs: Any) -> Any:
-            passed, (subject, *others) = args[:n_passed], _listed(name, args[n_passed:])
-            self.limits.growing(name, subject, [*others, *kwargs.values()])
-            return self.limits.made(call(*passed, subject, *others, **kwargs))
+            operands = (*subject, *args[n_passed:], *kwargs.values())
+            return self._counted(name, operands, functools.partial(call, *args, **kwargs))
 
         return limited
 
+    def _counted(self, name: str, operands: Sequence[Any], compute: Callable[[], Any]) -> Any:
+        """The result of an operation; a list instead of an iterator, which cannot be measured."""
+        self.limits.growing(name, operands)
+        result = compute()
+        return self.limits.made(list(result) if isinstance(result, Iterator) else result)
+
     def _written(self, value: Any) -> Any:
         return value if isinstance(value, str) else self.limits.made(str(value))
-
-
-def _listed(name: str, values: Iterable[Any]) -> list[Any]:
-    """The arguments of `join` with iterators as lists, which can be measured."""
-    return [list(v) if name == "join" and isinstance(v, Iterator) else v for v in values]
 
 
 class _OpaqueNamespace(Namespace):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.chat.prompts import ChatPrompt
-from edgespec.chat.reasoning import ChannelSplitter, marks_of
+from edgespec.chat.reasoning import ReasoningSplitter, marks_of
 from edgespec.completions.writing import MessageWriter
 
 THOUGHT = "<|channel|>analysis<|message|>Rome?<|end|>"
@@ -33,7 +33,7 @@ TEXTS = {
 
 
 def split(pieces: Iterable[str]) -> tuple[str, str]:
-    splitter = ChannelSplitter()
+    splitter = ReasoningSplitter(marks_of("<|channel|>analysis"))
     parts = [part for piece in pieces for part in splitter.push(piece)] + splitter.finish()
     return tuple("".join(p.text for p in parts if p.kind == k) for k in ("reasoning", "answer"))
 

@@ -16,7 +16,7 @@ MARKS = Marks("<think>", "</think>")
 
 
 def split(text: str, cuts=(), inside=False, marks=MARKS) -> dict[str, str]:
-    splitter = ReasoningSplitter(marks, inside)
+    splitter = ReasoningSplitter(marks, marks.begin * inside)
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     parts = []
     for begin, end in itertools.pairwise(places):
@@ -81,7 +81,7 @@ def test_text_that_is_held_for_a_stop_string_stays_before_the_mark() -> None:
     pieces = {1: b"first en", 8: b"", 2: b"so"}
     vocabulary = FakeVocabulary(9, pieces=[pieces.get(token, b"") for token in range(9)])
     transcript = Transcript(vocabulary, ("end",), 99, "length", {8: "</think>"})
-    splitter = ReasoningSplitter(MARKS, inside=True)
+    splitter = ReasoningSplitter(MARKS, MARKS.begin)
     parts = [
         (part.kind, part.text)
         for token in (1, 8, 2)

@@ -100,10 +100,6 @@ def test_a_template_that_loops_is_stopped(source, monkeypatch):
         "{{ '%9999999999d' % 1 }}",
         "{{ '%*d' % (999999999, 1) }}",
         "{{ '{:9999999999}'.format(1) }}",
-        "{{ 'a' | center(9999999999) }}",
-        "{{ 'a'.ljust(9999999999) }}",
-        "{{ [1] | batch(9999999999, 'x') | list }}",
-        "{{ '%9999999999d' | format(1) }}",
         "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}"
         "{% endfor %}",
         "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}"
@@ -129,10 +125,7 @@ def test_a_template_that_writes_too_much_is_stopped_before_it_does(source):
         "{1: ns.x, 2: ns.x}",
         "dict(a=ns.x, b=ns.x)",
         "{}.fromkeys([1, 2], ns.x)",
-        "(ns.x + ns.x) | batch(2) | list",
-        "(ns.x + ns.x) | slice(1) | list",
         "[0, 0] | map('default', ns.x, true) | list",
-        "[1] | batch(9, ns.x) | list",
     ],
 )
 def test_a_value_that_is_without_end_on_paper_is_stopped(doubled):
@@ -162,12 +155,9 @@ def test_a_value_that_is_in_itself_is_stopped():
         "{{ ('{0}' * 100000).format('a' * 900000) }}",
         "{{ '{:{}}'.format('', 9999999999) }}",
         "{{ range(99999) | map('string') | join('a' * 900000) }}",
-        "{{ range(99999) | map('center', 900000) | join }}",
         "{% set a = [1] * 300000 %}" + "{{ a }}" * 99,
         "{% set a = 'a' * 900000 %}{% set ns = namespace(l=[]) %}{% for i in range(90000) %}"
         "{% set ns.l = ns.l + [a[1:]] %}{% endfor %}",
-        "{{ ([[[1]]] * 9000) | sum(start=[]) }}",
-        "{{ 5 | round(-100000000) }}",
         "{{ 0xffffffffffffffffffffffffff // 3 }}",
     ],
 )
@@ -221,6 +211,12 @@ def test_loops_in_an_expression_are_stopped_in_time():
 def test_a_template_reaches_nothing_but_its_arguments(source):
     with pytest.raises(ModelError, match="refuses these messages"):
         render(source)
+
+
+@pytest.mark.parametrize("use", ["'a'.center(9)", "'a'.zfill(9)", "'%9d' | format(1)", "[1] | sum"])
+def test_what_grows_in_ways_of_its_own_is_not_offered(use):
+    with pytest.raises(ModelError, match=r"refuses these messages|is wrong in line 1"):
+        render("{{ " + use + " }}")
 
 
 def test_a_template_of_megabytes_is_refused():

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -111,6 +111,7 @@ def plain(templates: Mapping[str, str]) -> Mapping[str, jinja2.Template]:
 
 
 def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    value = list(value) if isinstance(value, Iterator) else value  # as in llama.cpp
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
