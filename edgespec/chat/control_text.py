@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
@@ -32,11 +32,14 @@ class ControlTexts:
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self._tokens = frozenset(token[:MAX_CHARACTERS] for token in tokens if len(token) > 1)
-        self._lower = _Spellings(token.translate(_LOWER) for token in self._tokens)
-        self._exact = _Spellings(self._tokens)
+        self._lower = frozenset(token.translate(_LOWER) for token in self._tokens)
+        self._lengths = sorted({len(token) for token in self._tokens}, reverse=True)
+        first = "".join(re.escape(letter) for letter in sorted({word[0] for word in self._lower}))
+        self._first = re.compile(f"[{first}]" if first else "(?!)")
 
     def seamed(self, value: Any, seam: str, kept: Collection[str] = ()) -> Any:
-        """`value` with a seam inside every control token in its strings, except those in `kept`.
+        """`value` with a seam behind the first character of every control token in its strings,
+        except those in `kept`.
 
         A string that ends in the beginning of a control token gets a seam there, too, since the
         next string may complete it.
@@ -57,51 +60,27 @@ class ControlTexts:
     def pieces(self, rendered: str, seam: str) -> list[str]:
         """The rendered text without seams, split at those that lie inside a control token."""
         parts = rendered.split(seam)
-        if len(parts) == 1:
-            return parts
         text = "".join(parts)
-        spans = iter([*self._exact.spans(text), (len(text), len(text))])
-        begin, end = next(spans)
         cuts, place = [0], 0
         for part in parts[:-1]:
             place += len(part)
-            while end <= place < len(text):
-                begin, end = next(spans)
-            if begin < place < end:
+            if place and self._token_at(text, place - 1, self._tokens):
                 cuts.append(place)
         return [text[begin:end] for begin, end in pairwise([*cuts, len(text)])]
 
     def _seamed_text(self, text: str, seam: str, kept: Collection[str]) -> str:
-        cuts = [0]
-        for begin, end in self._lower.spans(text.rstrip().translate(_LOWER), unfinished=True):
-            if text[begin:end] not in kept:
-                cuts.append(begin + 1)
+        cuts, lower = [0], text.rstrip().translate(_LOWER)
+        for match in self._first.finditer(lower):
+            begin = match.start()
+            if token := self._token_at(lower, begin, self._lower):
+                is_cut = text[begin : begin + len(token)] not in kept
+            else:
+                is_near_end = len(lower) - begin < self._lengths[0]
+                is_cut = is_near_end and any(t.startswith(lower[begin:]) for t in self._lower)
+            cuts += [begin + 1] * is_cut
         return seam.join(text[begin:end] for begin, end in pairwise([*cuts, len(text)]))
 
-
-class _Spellings:
-    """Finds words in a text, in time proportional to the length of the text."""
-
-    def __init__(self, words: Iterable[str]) -> None:
-        self._words = frozenset(words)
-        self._beginnings = {word[:n] for word in self._words for n in range(1, len(word))}
-        first = "".join(re.escape(letter) for letter in sorted({word[0] for word in self._words}))
-        self._first = re.compile(f"[{first}]" if first else "(?!)")
-
-    def spans(self, text: str, unfinished: bool = False) -> Iterator[tuple[int, int]]:
-        """Begin and end of the longest word at each position, overlapping ones, too; `unfinished`
-        includes the beginning of a word at the end of the text."""
-        for match in self._first.finditer(text):
-            begin, end, n = match.start(), 0, 1
-            while True:
-                head = text[begin : begin + n]
-                if head in self._words:
-                    end = begin + n
-                if head not in self._beginnings:
-                    break
-                if begin + n >= len(text):
-                    end = len(text) if unfinished else end
-                    break
-                n += 1
-            if end:
-                yield begin, end
+    def _token_at(self, text: str, begin: int, tokens: Collection[str]) -> str:
+        """The longest of the tokens that begins there; empty if there is none."""
+        spelled = (text[begin : begin + length] for length in self._lengths)
+        return next((one for one in spelled if one in tokens), "")
