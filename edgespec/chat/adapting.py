@@ -310,30 +310,27 @@ To call one, write its name and its arguments as JSON between these marks, and n
 The result then comes between <tool_response> marks. If no function helps, answer in plain text."""
 
 
-def without_tools(
-    turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]] | None, keeps_calls: bool
-) -> list[Turn]:
-    """The conversation for a template that knows no tools, which are told as text, and so are
-    calls and results unless it `keeps_calls`."""
+def as_text(turns: Sequence[Turn]) -> list[Turn]:
+    """The turns with calls and results as text, for templates that show none."""
     told: list[Turn] = []
     for turn in turns:
-        if turn["role"] == "tool" and not keeps_calls:
-            result = f"<tool_response>\n{turn['content']}\n</tool_response>"
-            if told and told[-1]["role"] == "user":
-                result = f"{told.pop()['content']}\n{result}"
-            told.append(_turn("user", result))
-        elif calls := not keeps_calls and turn.get("tool_calls"):
-            texts = [turn["content"]] if turn["content"] else []
-            for call in calls:
-                name = json.dumps(call["function"]["name"], ensure_ascii=False)
-                told_call = f'{{"name": {name}, "arguments": {call["function"]["arguments"]}}}'
-                texts.append(f"<tool_call>\n{told_call}\n</tool_call>")
-            others = {name: value for name, value in turn.items() if name != "tool_calls"}
-            told.append(others | {"content": "\n".join(texts)})
-        else:
-            told.append(turn)
-    if tools:
-        lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-        offer = _turn("system", _OFFER.format(tools=lines))
-        told = _with_one_system([*told[:1], offer, *told[1:]])
+        content, others = turn["content"], dict(turn)
+        if turn["role"] == "tool":
+            result = f"<tool_response>\n{content}\n</tool_response>"
+            is_joined = told and told[-1]["role"] == "user"
+            before = [told.pop()["content"]] if is_joined else []
+            told.append(_turn("user", "\n".join([*before, result])))
+            continue
+        texts = [content] if content else []
+        for call in others.pop("tool_calls", ()):
+            name = json.dumps(call["function"]["name"], ensure_ascii=False)
+            told_call = f'{{"name": {name}, "arguments": {call["function"]["arguments"]}}}'
+            texts.append(f"<tool_call>\n{told_call}\n</tool_call>")
+        told.append(others | {"content": "\n".join(texts)})
     return told
+
+
+def offering(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> list[Turn]:
+    """The conversation with tools told as text, for a template that knows none."""
+    lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    return _with_one_system([*turns[:1], _turn("system", _OFFER.format(tools=lines)), *turns[1:]])

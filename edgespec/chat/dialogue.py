@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import stat
 from pathlib import Path
 from typing import Any
 
 from edgespec.chat.messages import checked
-from edgespec.errors import EdgespecError, UsageError
-from edgespec.files.regular import open_regular, read_regular, special_kind
+from edgespec.errors import UsageError
+from edgespec.files.named_errors import named
+from edgespec.files.regular import open_regular, read_regular
 from edgespec.files.unfinished import unfinished_file
 
 MAX_BYTES = 64 << 20
@@ -65,24 +65,25 @@ class Dialogue:
     def save(self, path: Path) -> None:
         """Write the messages atomically to a file that only its owner can read.
 
-        Raises UsageError if `path` is anything but a saved conversation, and EdgespecError if it
-        cannot be written.
+        Raises UsageError if `path` cannot be written, or is anything but a saved conversation.
         """
         content = json.dumps({"messages": [*self._head, *self.turns]}, ensure_ascii=False, indent=1)
-        try:
-            _check_replaceable(path)
+        with named(f"{path} cannot be written"):
+            if path.is_symlink() or (path.exists() and not _is_conversation(path)):
+                raise UsageError(
+                    f"{path} is a symbolic link, or no conversation saved by edgespec, and was not "
+                    "changed: name another file"
+                )
             with unfinished_file(path, is_private=True) as file:
                 # half a surrogate pair, which another program may have saved, stays an escape
                 file.write(content.encode(errors="backslashreplace") + b"\n")
-        except OSError as error:
-            raise EdgespecError(f"{path} cannot be written: {error.strerror}") from error
 
     def load(self, path: Path) -> None:
         """Replace the messages by those of a file. Raises UsageError and then changes nothing."""
+        with named(f"{path} cannot be read"):
+            text = read_regular(path, MAX_BYTES).decode("utf-8-sig")
         try:
-            content = json.loads(read_regular(path, MAX_BYTES).decode("utf-8-sig"))
-        except OSError as error:
-            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+            content = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{path} is not a conversation: {error}") from error
         messages: Any = content.get("messages") if isinstance(content, dict) else content
@@ -94,16 +95,7 @@ class Dialogue:
         self.n_forgotten = 0
 
 
-def _check_replaceable(path: Path) -> None:
-    """Raise UsageError unless the path is missing, empty or a saved conversation."""
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    kind = "a symbolic link" if stat.S_ISLNK(mode) else special_kind(mode)
-    if kind is None:
-        with open_regular(path) as file:
-            if file.read(len(_OPENING)) in (b"", _OPENING):
-                return
-        kind = "not a conversation saved by edgespec"
-    raise UsageError(f"{path} is {kind} and was not changed: name another file")
+def _is_conversation(path: Path) -> bool:
+    """True for an empty file and a saved conversation. Raises OSError for what is no file."""
+    with open_regular(path) as file:
+        return file.read(len(_OPENING)) in (b"", _OPENING)

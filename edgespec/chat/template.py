@@ -12,9 +12,10 @@ from jinja2.meta import find_undeclared_variables
 
 from edgespec.chat.adapting import (
     ShownContent,
+    as_text,
     complete_tools,
+    offering,
     reasoning_variables,
-    without_tools,
 )
 from edgespec.chat.control_text import ControlTexts, new_seam
 from edgespec.chat.messages import Message, checked
@@ -105,9 +106,10 @@ class ChatTemplate:
         """
         conversation = checked(messages, knows_developer="developer" in self.source)
         offered = complete_tools(tools) if tools else None
-        if not self.takes_tools:
-            keeps_calls = "tool_calls" in self.source
-            conversation, offered = without_tools(conversation, offered, keeps_calls), None
+        if not self.takes_tools and "tool_calls" not in self.source:
+            conversation = as_text(conversation)
+        if offered and not self.takes_tools:
+            conversation, offered = offering(conversation, offered), None
         seam, control = new_seam(), self._control
         text = self._rendered(
             self._shown.adapted(
