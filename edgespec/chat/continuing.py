@@ -24,31 +24,27 @@ def continues(
     continue_final_message: bool | None,
 ) -> bool:
     """True if the last message is to be continued. Raises UsageError for arguments that exclude
-    each other, and if there is no message."""
+    each other."""
     if add_generation_prompt and continue_final_message:
         raise UsageError(
             "add_generation_prompt and continue_final_message are both true: a text can begin an "
             "answer or continue the last message"
         )
-    if continue_final_message and not messages:
-        raise UsageError(
-            "there is no message to continue: send one, or leave continue_final_message out"
-        )
+    last: Any = messages[-1] if isinstance(messages, Sequence) and messages else None
+    if not isinstance(last, dict):
+        return False  # refused when it is rendered
     if continue_final_message is not None or add_generation_prompt is not None:
         return bool(continue_final_message)
-    last: Any = messages[-1] if isinstance(messages, Sequence) and messages else None
-    if not isinstance(last, dict) or last.get("role") != "assistant" or last.get("tool_calls"):
-        return False
-    return bool(content_of(last))
+    is_text = last.get("role") == "assistant" and not last.get("tool_calls")
+    return is_text and bool(content_of(last))
 
 
 def content_of(message: Message) -> str:
     """The text of a message, which may be in parts."""
     content = message.get("content")
-    if isinstance(content, list):
-        texts = (part.get("text") for part in content if isinstance(part, dict))
-        return "".join(text for text in texts if isinstance(text, str))
-    return content if isinstance(content, str) else ""
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts = (part.get("text") for part in parts if isinstance(part, dict))
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def continued(messages: Sequence[Message], render: Render) -> list[str] | None:

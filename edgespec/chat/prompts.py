@@ -73,7 +73,9 @@ class ChatPrompt:
         """A splitter for the model's next text."""
         marks, continued = self.marks, self.continued
         if marks is None or continued is None:
-            return ReasoningSplitter(marks, marks.begin if marks and self.closing else "")
+            return ReasoningSplitter(
+                marks, marks.begin * is_open(self.text, marks) if marks else ""
+            )
         if not is_reasoning(continued, marks):
             return ReasoningSplitter(None)
         return ReasoningSplitter(marks, continued[continued.rindex(marks.begin) :])
@@ -151,11 +153,11 @@ class ChatPrompts:
         pieces = None
         if continues(messages, add_generation_prompt, continue_final_message):
             pieces = continued(messages, render)
-        if pieces is None and continue_final_message:
-            raise ModelError(
-                "the chat template does not show the last message, so that it cannot be "
-                "continued: leave continue_final_message out"
-            )
+            if pieces is None and continue_final_message:
+                raise ModelError(
+                    "the chat template does not show the last message, so that it cannot be "
+                    "continued: leave continue_final_message out"
+                )
         content = None if pieces is None else content_of(messages[-1])
         if pieces is None:
             pieces = render(messages, add_generation_prompt is not False)

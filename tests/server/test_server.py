@@ -178,7 +178,7 @@ def test_a_name_that_somebody_else_gave_this_machine_is_refused(client):
         (b'{"messages": [{"role": "king", "content": "a"}]}', "unknown"),
         (b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": -3}', "max_tokens"),
         (b'{"messages": [{"role": "user", "content": "a"}], "stopp": 1}', "unknown field 'stopp'"),
-        (b'{"messages": [], "continue_final_message": true}', "no message to continue"),
+        (b'{"messages": [], "continue_final_message": true}', "must be a list such as"),
         (b'{"messages": [{"role": "user", "content": "a"}], "seed": 1e400}', "seed"),
         (b'{"messages": [{"role": "user", "content": "a"}], "logit_bias": {"99999": 1}}', "token"),
         (
