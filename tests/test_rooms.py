@@ -215,7 +215,7 @@ def test_a_module_of_more_than_400_lines_says_why() -> None:
 MOST_LINES = {
     "batch": 525,
     "bench": 1374,
-    "chat": 1793,
+    "chat": 1795,
     "cli": 4723,
     "completions": 4128,
     "concurrency": 558,
