@@ -103,8 +103,7 @@ class ReasoningSplitter:
 
 
 def _one_after_the_other(text: str, marks: Marks, is_whole: bool) -> tuple[bool, str, str]:
-    """Whether the text ends in reasoning, its reasoning and its answer, as far as they are
-    known."""
+    """Reasoning and answer as far as they are known, behind true if the text ends in reasoning."""
     rest = text.lstrip()
     if not rest.startswith(marks.begin):
         is_known = is_whole or not marks.begin.startswith(rest)
@@ -123,8 +122,8 @@ _BEGINS = (CHANNEL, START, "to=", "<|end|>")
 
 
 def _in_channels(text: str, marks: Marks, is_whole: bool) -> tuple[bool, str, str]:
-    """Whether the text ends in reasoning, its reasoning and its answer; incomplete headers belong
-    to neither."""
+    """Reasoning and answer, to which incomplete headers do not belong, behind true if the text ends
+    in reasoning."""
     told: dict[Kind, str] = {"reasoning": "", "answer": ""}
     kind: Kind = "answer"
     while text:
