@@ -16,12 +16,6 @@ if sys.platform != "win32":
 _CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
 _SHELL = 128
 """A shell, sudo or systemd-run exits with this plus the signal number that ended its command."""
-_WINDOWS = {
-    0xC0000005: "SIGSEGV",  # access violation
-    0xC000001D: "SIGILL",
-    0xC0000094: "SIGFPE",  # integer division by zero
-    0xC0000409: "SIGABRT",  # abort(), or a guard page that was overrun
-}
 
 
 def signal_name(exit_code: int) -> str | None:
@@ -29,8 +23,6 @@ def signal_name(exit_code: int) -> str | None:
 
     `exit_code` is the one reported by `subprocess` or by a shell.
     """
-    if exit_code & 0xFFFFFFFF in _WINDOWS:
-        return _WINDOWS[exit_code & 0xFFFFFFFF]
     number = -exit_code if exit_code < 0 else exit_code - _SHELL
     try:
         return signal.Signals(number).name

@@ -34,16 +34,6 @@ class Closeable(ABC):
         self.close()
 
 
-class InOneProcess(Closeable):
-    """Base class of objects that cannot be pickled, as for another process, or copied."""
-
-    def __reduce__(self) -> str:
-        """Refuse. Raises TypeError."""
-        raise TypeError(
-            f"{type(self).__name__} cannot be pickled or copied: open one in each process"
-        )
-
-
 def close_all(*closes: Callable[[], None]) -> None:
     """Call all of `closes` in order, even if some raise; then raise the first error, with the later
     ones as notes."""

@@ -16,7 +16,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from edgespec import registry
-from edgespec.concurrency.owning import InOneProcess, Users
+from edgespec.concurrency.owning import Closeable, Users
 from edgespec.concurrency.worker import Worker
 from edgespec.errors import SessionClosed, UsageError
 from edgespec.memory import process
@@ -54,7 +54,7 @@ def plan_embedder(settings: LoadSettings | str | Path) -> MemoryPlan:
         return plan
 
 
-class Embedder(InOneProcess):
+class Embedder(Closeable):
     """A loaded embedding model that any thread may use; close it to free memory and files.
 
     `embed` is llama-cpp-python's; one text is computed at a time.

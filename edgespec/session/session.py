@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from edgespec.chat.chat_sampling import chat_sampling
 from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt
-from edgespec.concurrency.owning import InOneProcess, close_forgotten
+from edgespec.concurrency.owning import Closeable, close_forgotten
 from edgespec.engine.admission import text_limit
 from edgespec.engine.engine import Engine
 from edgespec.engine.generation import Generation
@@ -94,7 +94,7 @@ def load(
         return session
 
 
-class Session(InOneProcess):
+class Session(Closeable):
     """Loaded models that any thread may use; close it to free memory, files and threads.
 
     Up to `n_parallel` generations run at a time, others wait in line. `close` ends running

@@ -5,17 +5,12 @@ Defines no settings; `config` does.
 
 from __future__ import annotations
 
-import ast
 import os
-import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
-from inspect import getsource
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -43,18 +38,6 @@ FLAGS = {
 }
 """Flags that differ from the setting's name; most are llama.cpp's."""
 
-NAMES_ELSEWHERE = {
-    "draft_model": "draft",
-    "model_path": "model",
-    "n_batch": "batch_size",
-    "n_ctx": "ctx_size",
-    "n_threads": "threads",
-    "type_k": "cache_type_k",
-    "type_v": "cache_type_v",
-}
-"""llama-cpp-python's names of settings that have another name here."""
-
-
 Role = Literal["target", "draft"]
 
 
@@ -76,14 +59,9 @@ HIDDEN = Field(repr=False)
 class Settings(BaseModel):
     """Frozen settings, whose validation raises UsageError."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @classmethod
-    def meaning(cls, name: str) -> str:
-        """Meaning of a setting, its docstring in one line; empty without the source."""
-        kinds = (kind for kind in cls.__mro__ if issubclass(kind, Settings))
-        texts = (_docstrings(kind.__module__).get((kind.__name__, name)) for kind in kinds)
-        return " ".join(next(filter(None, texts), "").split())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     @classmethod
     def known(cls) -> set[str]:
@@ -113,24 +91,6 @@ class Settings(BaseModel):
         if value == "" and annotation in (Path, Path | None):
             raise PydanticCustomError("string_too_short", "it is empty")
         return value
-
-
-@cache
-def _docstrings(module: str) -> Mapping[tuple[str, str], str]:
-    """Docstrings of fields by class and name; none without the source. pydantic's own reading of
-    them takes 40 ms of every start."""
-    try:
-        tree = ast.parse(getsource(sys.modules[module]))
-    except OSError:
-        return {}
-    return {
-        (kind.name, field.target.id): str(text.value.value)
-        for kind in tree.body
-        if isinstance(kind, ast.ClassDef)
-        for field, text in pairwise(kind.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-    }
 
 
 def spell(name: str) -> str:
@@ -184,32 +144,12 @@ def expanded(path: str) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111 - Path's own raises for unknown names
 
 
-_SAID = {"missing": "missing", "string_too_short": "empty"}
-_TYPES = {
-    "int": "a whole number",
-    "float": "a number",
-    "string": "text",
-    "path": "a path, which is text",
-    "tuple": "a list",
-}
-"""Types in messages, by the first word of pydantic's kinds of errors."""
-
-
 def _describe(details: ErrorDetails, settings: type[Settings]) -> str:
     """A sentence for one of pydantic's errors."""
-    name = str(details["loc"][0]) if details["loc"] else ""
-    named, value, kind = getattr(setting, name), details["input"], details["type"]
+    name, kind = str(details["loc"][0]) if details["loc"] else "", details["type"]
     if kind == "extra_forbidden":
-        meant = NAMES_ELSEWHERE.get(name, name)
-        return f"unknown setting {name!r}{nearest(meant, settings.known())}"
-    if kind in _SAID:
-        return f"{named} is {_SAID[kind]}"
-    if kind in {"literal_error", "enum"}:
-        choices: Any = settings.model_fields[name].annotation
-        known = [str(one) for one in get_args(choices) or choices]
-        hint = nearest(str(value), known)
-        return f"{named(repr(value))} is unknown: it is one of {', '.join(known)}{hint}"
-    reason = details["msg"].replace("Input should be", "it must be")
-    if type_ := _TYPES.get(kind.partition("_")[0]):
-        reason = f"it must be {type_}"
-    return f"{named(value)}: {reason}"
+        return f"unknown setting {name!r}{nearest(name, settings.known())}"
+    named = getattr(setting, name)
+    if kind == "missing":
+        return f"{named} is missing"
+    return f"{named(details['input'])}: {details['msg'].replace('Input should be', 'it must be')}"

@@ -25,7 +25,6 @@ from edgespec.settings.base import HIDDEN, Flag, Settings
 from edgespec.settings.options import RuntimeOptions, declared, option_names
 from edgespec.settings.parsing import (
     MAX_BIAS,
-    FrozenDict,
     biases,
     budget,
     checked_biases,
@@ -238,7 +237,7 @@ class Sampling(Settings):
         Mapping[int, Annotated[float, Field(allow_inf_nan=True)]],
         BeforeValidator(biases),
         AfterValidator(checked_biases),
-    ] = Field(default_factory=FrozenDict[int, float])
+    ] = Field(default_factory=dict)
     """Make a token likelier (15043+1), rarer (15043-1) or impossible (15043-inf): added to its
     logit."""
 

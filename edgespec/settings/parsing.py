@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
 
 from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
@@ -29,25 +28,6 @@ MAX_TEXTS = 64
 MIN_BUDGET_BYTES = 1 << 20
 """Smallest budget that text may give without a unit; less is taken for a missing unit."""
 _BIAS = re.compile(r"(\d+)([+-](?:\d+(?:\.\d*)?|\.\d+|inf))", re.ASCII)
-
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-class FrozenDict(dict[K, V]):
-    """An immutable dictionary."""
-
-    def _refuse(self, *arguments: Any, **named: Any) -> NoReturn:
-        raise TypeError("the mapping cannot be changed: make a dict of it")
-
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    clear = pop = popitem = setdefault = update = _refuse
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(frozenset(self.items()))
-
-    def __reduce__(self) -> tuple[type[FrozenDict[K, V]], tuple[dict[K, V]]]:
-        return type(self), (dict(self),)
 
 
 def _named(value: object, info: ValidationInfo) -> str:
@@ -120,7 +100,7 @@ def checked_biases(given: Mapping[int, float]) -> Mapping[int, float]:
                 "token ids start at 0, and a bias is finite, or -inf to forbid the token: up to "
                 f"{MAX_BIAS:,.0f}, down to as much",
             )
-    return FrozenDict(given)
+    return given
 
 
 def texts_at_once(value: object) -> object:

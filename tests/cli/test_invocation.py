@@ -33,13 +33,13 @@ def test_a_file_may_name_the_models(tmp_path: Path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("model = 5", "model = 5 in .*: it must be a path, which is text"),
-        ('model = ["m.gguf"]', "it must be a path"),
-        ("[model]\nname = 1", "it must be a path"),
+        ("model = 5", "model = 5 in .*: Input is not a valid path"),
+        ('model = ["m.gguf"]', "Input is not a valid path"),
+        ("[model]\nname = 1", "Input is not a valid path"),
         ('model = ""', "model in .* is empty"),
         ('model = "m"\ndraft = ""', "model-draft"),
-        ('stop = "a"', "stop = a in .*: it must be a list"),
-        ("stop = [5]", "stop = 5 in .*: it must be text"),
+        ('stop = "a"', "stop = a in .*: it must be a valid tuple"),
+        ("stop = [5]", "stop = 5 in .*: it must be a valid string"),
     ],
 )
 def test_a_value_of_a_wrong_type_is_refused_by_its_key(tmp_path: Path, line: str, message: str):

@@ -33,7 +33,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
     [
         ("0", "greater than or equal to 1"),
         ("65536", "less than or equal to 65535"),
-        ("x", "a whole number"),
+        ("x", "a valid integer, unable to parse string as an integer"),
     ],
 )
 def test_what_is_no_port_is_refused(port: str, said: str, refused: Refused):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import pickle
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
-from edgespec.concurrency.owning import InOneProcess, close_all
+from edgespec.concurrency.owning import close_all
 
 
 class Broken(Exception):
@@ -35,20 +32,6 @@ def test_all_are_closed_in_order_whatever_one_raises() -> None:
         )
     assert closed == ["first", "second", "third", "fourth"]
     assert raised.value.__notes__ == ["closing also failed with Broken: third"]
-
-
-@pytest.mark.parametrize("make", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_what_stays_in_its_process_cannot_be_pickled_or_copied(
-    make: Callable[[object], object],
-) -> None:
-    """The refusal was about a lock that nobody had named."""
-
-    class Owner(InOneProcess):
-        def close(self) -> None:
-            """Nothing is owned."""
-
-    with pytest.raises(TypeError, match="pickled"):
-        make(Owner())
 
 
 FORK = """

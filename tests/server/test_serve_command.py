@@ -93,7 +93,7 @@ def test_a_port_that_is_taken_is_told_once(capsys):
     ("arguments", "exit_code", "complaint"),
     [
         (("--host", "0.0.0.0"), 2, "set --api-key-file"),
-        (("--port", "x"), 2, "--port x: it must be a whole number"),
+        (("--port", "x"), 2, "--port x: it must be a valid integer"),
         (("--chat-template", "{% if %}"), 3, "chat template is wrong in line 1"),
         (("--api-key-file", "none"), 2, "--api-key-file none: No such file"),
     ],

@@ -162,7 +162,7 @@ def add(
 def _described(settings: type[Settings], name: str, default: str | None) -> str:
     """Help text of a setting: its docstring, the rules that it chooses from, and its default."""
     field = settings.model_fields[name]
-    text = settings.meaning(name)
+    text = " ".join((field.description or "").split())
     text = (text[:1].lower() + text[1:]).removesuffix(".")
     text, _, usual = text.partition(". Default: ")
     if isinstance(field.annotation, type) and issubclass(field.annotation, StrEnum):
