@@ -218,7 +218,7 @@ MOST_LINES = {
     "chat": 1795,
     "cli": 4723,
     "completions": 4128,
-    "concurrency": 558,
+    "concurrency": 540,
     "diagnosis": 480,
     "engine": 4056,
     "grammar": 870,
@@ -231,7 +231,7 @@ MOST_LINES = {
     "rules": 788,
     "server": 2457,
     "session": 2537,
-    "settings": 1171,
+    "settings": 1090,
     "state": 589,
 }
 """Lines of folders, which only fall."""
