@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec_runtimes.gguf.context.sequences import Texts, likely_first
+from edgespec_runtimes.gguf.context.cell_order import Texts
+from edgespec_runtimes.gguf.context.sequences import likely_first
 from one_tree import ROOT, OneTree
 
 HOME = 0
@@ -94,7 +95,7 @@ class Harness:
 
     def read(self, text: int, n_tokens: int, in_tiles: bool = False) -> None:
         reader = self.texts.all[text] if in_tiles else None
-        self.texts.layout.make_room(n_tokens, reader)
+        self.texts.make_room(n_tokens, reader)
         begin = len(self.prefixes[text])
         labels = [-1 - 1000 * text - begin - n for n in range(n_tokens)]
         for n, label in enumerate(labels):
@@ -106,7 +107,7 @@ class Harness:
         self.evaluate_together([(0, tree, nodes)])
 
     def evaluate_together(self, parts: list[tuple[int, OneTree, list[int]]]) -> None:
-        self.texts.layout.make_room(sum(len(nodes) for _, _, nodes in parts))
+        self.texts.make_room(sum(len(nodes) for _, _, nodes in parts))
         placed = [self.texts.all[text].place(tree, nodes) for text, tree, nodes in parts]
         for (text, tree, nodes), of_nodes in zip(parts, placed, strict=True):
             for node, sequences in zip(nodes, of_nodes, strict=True):
@@ -141,7 +142,7 @@ class Harness:
             guesses = {key: self.cells.label_at(cell) for key, cell in branches._cell_of.items()}
             assert guesses == {key: key for key in self.kept[text]}
             in_use |= {*branches.cells, *branches._cell_of.values()}
-        assert len(self.cells.cells) == len(in_use) + self.texts.layout.n_dropped
+        assert len(self.cells.cells) == len(in_use) + self.texts.n_dropped
 
 
 @settings(max_examples=60, deadline=None)
@@ -190,10 +191,10 @@ def test_a_full_cache_is_put_in_order() -> None:
     harness.evaluate(tree, [ROOT, rejected, accepted])
     harness.commit(tree, [ROOT, accepted], [])
     harness.evaluate(OneTree(7, first_key=10), [ROOT])
-    assert harness.texts.layout.n_dropped == 1
+    assert harness.texts.n_dropped == 1
     harness.commit(OneTree(7, first_key=10), [ROOT], [])
     harness.evaluate(OneTree(7, first_key=11), [ROOT])
-    assert harness.texts.layout.n_dropped == 0
+    assert harness.texts.n_dropped == 0
     assert len(harness.cells.cells) == 6
 
 
@@ -220,7 +221,7 @@ def test_a_shared_prefix_is_kept_once_and_outlives_its_first_text() -> None:
     harness.read(1, 2)
     harness.truncate(0, 0)
     assert harness.cells.seen(1) == [-1, -2, -1003, -1004]
-    harness.texts.layout.put_in_order()
+    harness.texts.put_in_order()
     assert len(harness.cells.cells) == 4
     assert harness.cells.seen(1) == [-1, -2, -1003, -1004]
 
@@ -269,7 +270,7 @@ def test_texts_stay_in_order_whatever_the_others_do(data: st.DataObject) -> None
             if keep:
                 trees[text] = tree.reroot(children[0])
         if data.draw(st.booleans()):
-            harness.texts.layout.put_in_order()
+            harness.texts.put_in_order()
             harness.check()
 
 

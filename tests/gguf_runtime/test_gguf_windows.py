@@ -220,7 +220,7 @@ def test_trees_see_what_they_see_in_the_whole_cache(open_model: Open) -> None:
     twins.prefill(700)
     for _ in range(250):
         twins.round(0)
-    assert twins.lean._texts.layout.n_moved > 0
+    assert twins.lean._texts.n_moved > 0
     assert not cells_of(twins.lean).held[100:500].any()
 
 

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from edgespec.errors import StateError
+from edgespec_runtimes.gguf.context.cell_order import Texts
 from edgespec_runtimes.gguf.context.cells import PIECE_BYTES, LlamaMemory
 from edgespec_runtimes.gguf.context.recurrent import RecurrentText
-from edgespec_runtimes.gguf.context.sequences import HOME, Texts
+from edgespec_runtimes.gguf.context.sequences import HOME
 from edgespec_runtimes.gguf.context.windows import WindowCells
 from edgespec_runtimes.kit.running import RunningModel
 
@@ -44,16 +45,16 @@ class KeptTexts(RunningModel):
 
     def write_block(self, begin: int, slot: int) -> memoryview:
         with self._users.use():
-            home, layout = self._texts.all[slot].home, self._texts.layout
-            if layout.tile == 1:  # otherwise cells are saved through a sequence of their own
-                layout.put_in_order()
+            texts, home = self._texts, self._texts.all[slot].home
+            if texts.tile == 1:  # otherwise cells are saved through a sequence of their own
+                texts.put_in_order()
             end = begin + self.info.block_tokens
             return memoryview(self._memory.save(home, begin, end)).cast("B")
 
     def read_block(self, content: memoryview, slot: int) -> None:
         with self._users.use():
             text, n_tokens = self._texts.all[slot], self.info.block_tokens
-            self._texts.layout.make_room_to_restore(n_tokens, text)
+            self._texts.make_room_to_restore(n_tokens, text)
             begin = text.n_committed
             self._memory.adopt(content, text.home, begin, begin + n_tokens)
             text.extend(n_tokens)

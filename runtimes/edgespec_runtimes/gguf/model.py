@@ -23,11 +23,12 @@ from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.context.cache_memory import CacheMemory
+from edgespec_runtimes.gguf.context.cell_order import Texts
 from edgespec_runtimes.gguf.context.cells import LlamaMemory
 from edgespec_runtimes.gguf.context.recurrent import RecurrentText
 from edgespec_runtimes.gguf.context.recurrent_draft import RecurrentDraft
 from edgespec_runtimes.gguf.context.rows import RowBatch, Rows, in_order, rows_of
-from edgespec_runtimes.gguf.context.sequences import HOME, Texts
+from edgespec_runtimes.gguf.context.sequences import HOME
 from edgespec_runtimes.gguf.context.windows import is_supported
 from edgespec_runtimes.gguf.feature_tap import FeatureTap, NodeTap, OutputTap
 from edgespec_runtimes.gguf.file.architectures import Trait, architecture
@@ -120,11 +121,10 @@ class GgufModel(KeptTexts):
         self._texts = Texts(shape.n_slots, n_branches, shape.n_cells, *cells, *fill)
         if opening.is_draft and not model.tree_capable:
             sizes = shape.n_seq, shape.largest_batch
-            self._recurrent: RecurrentText = RecurrentDraft(self._memory, self._texts, *sizes)
+            self._recurrent: RecurrentText = RecurrentDraft(self._texts, *sizes)
         else:
-            self._recurrent = RecurrentText(
-                self._memory, self._texts, opening.checkpoint_bytes, rolls_back=shape.n_rollback > 0
-            )
+            rolls_back = shape.n_rollback > 0
+            self._recurrent = RecurrentText(self._texts, opening.checkpoint_bytes, rolls_back)
         self._most_logits = shape.n_rows, model.n_vocab
         self._batch = RowBatch(shape.largest_batch, shape.n_seq, opening.n_embedded)
         self._threads = spinning_threads() if shape.n_threads > 1 else None
@@ -207,7 +207,7 @@ class GgufModel(KeptTexts):
         tile = self.info.prompt_tile
         in_tiles = start + len(tokens) >= tile if tile else not self._prompts_are_invariant
         is_part = self.info.prompts_share_passes and not in_tiles
-        branches, layout = self._texts.all[slot], self._texts.layout
+        texts, branches = self._texts, self._texts.all[slot]
         if not is_part:
             branches.ends.add(start)
         n_batch = self._shape.n_batch
@@ -218,13 +218,13 @@ class GgufModel(KeptTexts):
             size = len(chunk)
             n_again = branches.n_committed - start - begin if in_tiles else 0
             if n_again:  # rows that fill a tile
-                self._texts.truncate({slot: start + begin})
+                texts.truncate({slot: start + begin})
             positions = range(branches.n_committed, branches.n_committed + size)
-            is_tiled = in_tiles and size >= layout.tile > 1
-            layout.make_room(size, branches if is_tiled else None)
+            is_tiled = in_tiles and size >= texts.tile > 1
+            texts.make_room(size, branches if is_tiled else None)
             rows = Rows(chunk, [*positions], [[branches.home]] * size)
             n_read = size - (pool is not None and begin + size == len(tokens))
-            self._kernels.prepare(size, layout.top + size, in_tiles)
+            self._kernels.prepare(size, texts.top + size, in_tiles)
             self._decode(rows, range(n_read, size), {slot: start}, report)
             if is_part:
                 branches.read(n_read)
@@ -253,10 +253,9 @@ class GgufModel(KeptTexts):
         if not self._model.tree_capable:
             return [self._evaluate_lines(parts[0])]
         with self._running():
-            layout = self._texts.layout
-            layout.make_room(n_rows)
+            self._texts.make_room(n_rows)
             committed = {p.slot: self._texts.all[p.slot].n_committed for p in parts}
-            begin = layout.top
+            begin = self._texts.top
             try:
                 rows = rows_of(parts, self._texts)
             except UsageError:
@@ -294,7 +293,7 @@ class GgufModel(KeptTexts):
 
     def _decode_lines(self, rows: Rows, with_logits: Collection[int], committed: int) -> None:
         n_rows = len(rows)
-        self._kernels.prepare(n_rows, self._texts.layout.top + n_rows, in_tiles=False)
+        self._kernels.prepare(n_rows, self._texts.top + n_rows, in_tiles=False)
         self._decode(rows, with_logits, {HOME: committed})
 
     def _logits(self, n_rows: int) -> np.ndarray:

@@ -14,17 +14,16 @@ cells. Cells before a text's first tile are then filled, in the spare sequence, 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from edgespec.errors import UsageError
 from edgespec_runtimes.gguf.context.cache_memory import CacheMemory
 from edgespec_runtimes.gguf.context.cell_moves import CellMoves, UsedCell, merged
 from edgespec_runtimes.gguf.context.cells import LlamaMemory
+from edgespec_runtimes.gguf.context.sequences import Branches
 from edgespec_runtimes.gguf.context.windows import WindowCells
-
-if TYPE_CHECKING:
-    from edgespec_runtimes.gguf.context.sequences import Branches
 
 MIN_WASTE = 256
 """Dropped cells for which compacting is not worthwhile: attention processes cells in such units."""
@@ -34,26 +33,30 @@ WASTE_SHARE = 0.5
 """Largest share of dropped cells, relative to the cells in use."""
 
 
-class CellLayout:
-    """The cells of one cache; those from `top` on are free."""
+class Texts:
+    """The texts of one cache, whose cells from `top` on are free. Sequence i belongs to text i;
+    further ones are for branches, and the last one is spare."""
 
     def __init__(
         self,
-        memory: LlamaMemory,
+        n_slots: int,
+        n_branches: int,
         n_cells: int,
-        spare: int,
+        memory: LlamaMemory,
         windows: WindowCells | None = None,
         tile: int = 1,
         caches: CacheMemory | None = None,
         on_fill: Callable[[int], object] = lambda _: None,
     ) -> None:
-        """`windows` are the cells of sliding-window layers, if they free cells. `tile`: cells of a
+        """A cache of `n_cells` with `n_branches` sequences besides the texts' own.
+
+        `windows` are the cells of sliding-window layers, if they free cells. `tile`: cells of a
         tile of attention, which `make_room` may align; `n_cells` has one more for each text.
         `caches` take memory as cells are filled; `on_fill` is called before the first ones, up to
         a number, have it."""
         self.memory = memory
         self.windows = windows
-        self.texts: list[Branches] = []
+        self.all: list[Branches] = [Branches(text, self) for text in range(n_slots)]
         self.top = 0
         self.n_moved = 0
         """Number of tokens moved so far."""
@@ -63,7 +66,9 @@ class CellLayout:
         self._on_fill = on_fill
         self._n_touched = 0
         """Cells from here on take no memory."""
-        self._spare = spare
+        self._spare = n_slots + n_branches
+        self._free = list(range(n_slots, self._spare))[::-1]
+        """Empty sequences for branches."""
         self._waste: set[int] = set()
         """Dropped cells in the spare sequence, and filled ones."""
         self._n_filled = 0
@@ -105,7 +110,7 @@ class CellLayout:
         """Free the memory of cells outside all windows in window layers."""
         if self.windows:
             n_kept = self.windows.n_kept
-            seen = (cells for text in self.texts for cells in text.seen_cells(n_kept))
+            seen = (cells for text in self.all for cells in text.seen_cells(n_kept))
             self.windows.give_back(seen, at_once)
 
     def append(self) -> int:
@@ -122,7 +127,7 @@ class CellLayout:
 
         `places` has, by sequence, the ascending cells from a position on.
         """
-        n_used = 1 + max((text.last_cell for text in self.texts), default=-1)
+        n_used = 1 + max((text.last_cell for text in self.all), default=-1)
         if self._waste and min(self._waste) >= n_used:
             self._free_waste()
         self.top = max(n_used, 1 + max(self._waste, default=-1))
@@ -136,8 +141,54 @@ class CellLayout:
                 self.memory.copy(sequence, self._spare, position + first, position + last + 1)
         self._waste |= wasted
 
+    def truncate(self, lengths: Mapping[int, int]) -> None:
+        """Shorten the prefixes of some texts and drop their provisional nodes."""
+        cuts = [self.all[text].cut(n_tokens) for text, n_tokens in lengths.items()]
+        places = [place for cut in cuts for place in cut]
+        doomed = {cell for _, _, cells in places for cell in cells}
+        if len(self.all) > 1:  # they may share a prefix
+            doomed.difference_update(*(text.cells for text in self.all))
+        self.drop(doomed, places)
+        for text, n_tokens in lengths.items():
+            self.all[text].remove_after(n_tokens)
+        self.give_back(at_once=True)
+
+    def go_back(self, text: int, most: int) -> None:
+        """Shorten a text to `most` tokens, or fewer if window layers have freed the last ones.
+
+        The next text usually begins the same way, so both positions are kept from now on.
+        """
+        branches = self.all[text]
+        n_tokens = branches.reachable(most)
+        branches.ends.cut(most)
+        branches.ends.add(n_tokens)
+        branches.ends.add(most)
+        self.truncate({text: n_tokens})
+
+    def share(self, source: int, target: int, n_tokens: int) -> None:
+        """Let the empty text `target` share the first `n_tokens` of `source`, or fewer if window
+        layers have freed the last ones."""
+        most, n_tokens = n_tokens, self.all[source].reachable(n_tokens)
+        for end in (n_tokens, most):
+            self.all[target].ends.add(end)
+        self.memory.copy(source, target, 0, n_tokens)
+        self.all[target].begin_with(self.all[source].cells[:n_tokens])
+
+    def take_free(self, text: Branches) -> int:
+        """An empty sequence for a branch of `text`. Raises UsageError if there is none."""
+        if not self._free:
+            for other in self.all:
+                if other is not text and (sequence := other.spare_branch()) is not None:
+                    self.memory.remove(sequence, -1, -1)
+                    return sequence
+            n_branches = sum(len(other.own_sequences) for other in self.all)
+            raise UsageError(f"the trees have more than {n_branches} branches")
+        return self._free.pop()
+
     def clear(self) -> None:
-        """Forget all cells: the cache was cleared."""
+        """Forget all texts: the cache was cleared."""
+        for text in self.all:
+            self._free += text.forget()
         self._waste.clear()
         self._n_filled = 0
         self.top = 0
@@ -153,7 +204,7 @@ class CellLayout:
         if not self._waste and (self.tile == 1 or last is None):
             return
         begin = min(self._waste, default=0) if self.tile == 1 else 0
-        in_use = merged(place for text in self.texts for place in text.places_from(begin))
+        in_use = merged(place for text in self.all for place in text.places_from(begin))
         if not in_use:
             self._free_waste()
             self.top = begin
@@ -162,7 +213,7 @@ class CellLayout:
         example = next(iter(in_use.values()))
         content = self._saved(example) if None in order else None
         self._free_waste()
-        longest = max(self.texts, key=lambda text: text.n_committed)
+        longest = max(self.all, key=lambda text: text.n_committed)
         n_tokens = longest.n_committed
         most = self.memory.max_at_once(longest.home, n_tokens) if n_tokens > 1 else 1
         # what is in the way goes behind
@@ -173,7 +224,7 @@ class CellLayout:
         finally:
             moved = moves.moved
             if moved:
-                for text in self.texts:
+                for text in self.all:
                     text.move(moved)
             self.n_moved += len(moved)
         self.top = begin + len(order)
@@ -195,7 +246,7 @@ class CellLayout:
     ) -> list[UsedCell | None]:
         """All cells in use, text by text, each from the first cell of a tile on."""
         order: list[UsedCell | None] = []
-        texts = sorted((t for t in self.texts if t is not last), key=lambda t: t.first_cell)
+        texts = sorted((t for t in self.all if t is not last), key=lambda t: t.first_cell)
         left = dict(in_use)
         for text in (*texts, *([last] if last is not None else [])):
             # cells that it shares are the first ones of another text, too
@@ -221,7 +272,7 @@ class CellLayout:
         old = text.cells[begin:end]
         held = self.windows.are_held(old) if self.windows else None
         saved = self.memory.save(text.home, begin, end)
-        shared = {cell for other in self.texts if other is not text for cell in other.cells}
+        shared = {cell for other in self.all if other is not text for cell in other.cells}
         n_shared = sum(cell in shared for cell in old)  # the first ones
         if begin + n_shared < end:
             self.memory.copy(text.home, self._spare, begin + n_shared, end)
@@ -258,7 +309,7 @@ class CellLayout:
         """Fill the next cells, in the spare sequence."""
         if not n_cells:
             return
-        used = (place for text in self.texts for place in text.places_from(text.last_cell))
+        used = (place for text in self.all for place in text.places_from(text.last_cell))
         example = next(used, None)
         if example is None:
             self._free_waste()

@@ -20,9 +20,9 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.pool import Pool
-from edgespec_runtimes.gguf.context.cells import LlamaMemory
+from edgespec_runtimes.gguf.context.cell_order import Texts
 from edgespec_runtimes.gguf.context.rows import Rows
-from edgespec_runtimes.gguf.context.sequences import HOME, Texts, likely_first
+from edgespec_runtimes.gguf.context.sequences import HOME, likely_first
 from edgespec_runtimes.gguf.context.windows import least_useful
 
 MAX_LAG = 16
@@ -47,14 +47,12 @@ class LineRows(Rows):
 class RecurrentText:
     """The only text of a recurrent model, in the sequence HOME, with its checkpoints."""
 
-    def __init__(
-        self, memory: LlamaMemory, texts: Texts, state_bytes: int, rolls_back: bool
-    ) -> None:
+    def __init__(self, texts: Texts, state_bytes: int, rolls_back: bool) -> None:
         """`state_bytes` is the size of a checkpoint. Without `rolls_back`, guesses can only be
         dropped together with a copy of the state."""
         self.lag: list[int] = []
         """Committed tokens that the state does not include yet."""
-        self._memory = memory
+        self._memory = texts.memory
         self._texts = texts
         self._text = texts.all[HOME]
         self._state_bytes = state_bytes
@@ -98,7 +96,7 @@ class RecurrentText:
         many."""
         if self._rolls_back or not self._copies or not self.lag:
             return False
-        n_free = self._texts.layout.n_cells - self._text.n_committed
+        n_free = self._texts.n_cells - self._text.n_committed
         return len(self._before) > MAX_LAG or len(rows) > n_free
 
     def lag_rows(self) -> Rows:

@@ -12,17 +12,17 @@ from collections.abc import Sequence
 
 from edgespec.errors import UsageError
 from edgespec.pool import Pool
-from edgespec_runtimes.gguf.context.cells import LlamaMemory
+from edgespec_runtimes.gguf.context.cell_order import Texts
 from edgespec_runtimes.gguf.context.recurrent import MAX_LAG, LineRows, RecurrentText
-from edgespec_runtimes.gguf.context.sequences import HOME, Texts, likely_first
+from edgespec_runtimes.gguf.context.sequences import HOME, likely_first
 
 
 class RecurrentDraft(RecurrentText):
     """The only text of a draft with a recurrent state. It keeps no checkpoints."""
 
-    def __init__(self, memory: LlamaMemory, texts: Texts, n_sequences: int, most_rows: int) -> None:
+    def __init__(self, texts: Texts, n_sequences: int, most_rows: int) -> None:
         """`n_sequences` with that of the text; a pass has at most `most_rows`."""
-        super().__init__(memory, texts, state_bytes=0, rolls_back=False)
+        super().__init__(texts, state_bytes=0, rolls_back=False)
         self._sequences = range(HOME + 1, n_sequences)
         self._most_rows = most_rows
         self._chains: dict[int, list[int]] = {}

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from edgespec.ports import PassPart
-from edgespec_runtimes.gguf.context.sequences import Texts, likely_first
+from edgespec_runtimes.gguf.context.cell_order import Texts
+from edgespec_runtimes.gguf.context.sequences import likely_first
 from edgespec_runtimes.gguf.llama.bindings import lib
 
 

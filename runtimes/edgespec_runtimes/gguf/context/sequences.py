@@ -10,95 +10,19 @@ but no keys or values.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from edgespec.errors import UsageError
 from edgespec.pool import Pool
-from edgespec_runtimes.gguf.context.cache_memory import CacheMemory
 from edgespec_runtimes.gguf.context.cell_moves import UsedCell
-from edgespec_runtimes.gguf.context.cell_order import CellLayout
-from edgespec_runtimes.gguf.context.cells import LlamaMemory
-from edgespec_runtimes.gguf.context.windows import PromptEnds, WindowCells
+from edgespec_runtimes.gguf.context.windows import PromptEnds
+
+if TYPE_CHECKING:
+    from edgespec_runtimes.gguf.context.cell_order import Texts
 
 HOME = 0
 """The sequence of the first text."""
-
-
-class Texts:
-    """The texts of one cache. Sequence i belongs to text i; further ones are for branches, and the
-    last one is spare."""
-
-    def __init__(
-        self,
-        n_slots: int,
-        n_branches: int,
-        n_cells: int,
-        memory: LlamaMemory,
-        windows: WindowCells | None = None,
-        tile: int = 1,
-        caches: CacheMemory | None = None,
-        on_fill: Callable[[int], object] = lambda _: None,
-    ) -> None:
-        """A cache of `n_cells` with `n_branches` sequences besides the texts' own.
-
-        The others are `CellLayout`'s.
-        """
-        spare = n_slots + n_branches
-        self.layout = CellLayout(memory, n_cells, spare, windows, tile, caches, on_fill)
-        self._free: list[int] = list(range(n_slots, n_slots + n_branches))[::-1]
-        """Empty sequences for branches."""
-        self.all: list[Branches] = [Branches(text, self) for text in range(n_slots)]
-        self.layout.texts += self.all
-
-    def clear(self) -> None:
-        """Forget all texts: the cache was cleared."""
-        for text in self.all:
-            self._free += text.forget()
-        self.layout.clear()
-
-    def truncate(self, lengths: Mapping[int, int]) -> None:
-        """Shorten the prefixes of some texts and drop their provisional nodes."""
-        cuts = [self.all[text].cut(n_tokens) for text, n_tokens in lengths.items()]
-        places = [place for cut in cuts for place in cut]
-        doomed = {cell for _, _, cells in places for cell in cells}
-        if len(self.all) > 1:  # they may share a prefix
-            doomed.difference_update(*(text.cells for text in self.all))
-        self.layout.drop(doomed, places)
-        for text, n_tokens in lengths.items():
-            self.all[text].remove_after(n_tokens)
-        self.layout.give_back(at_once=True)
-
-    def go_back(self, text: int, most: int) -> None:
-        """Shorten a text to `most` tokens, or fewer if window layers have freed the last ones.
-
-        The next text usually begins the same way, so both positions are kept from now on.
-        """
-        branches = self.all[text]
-        n_tokens = branches.reachable(most)
-        branches.ends.cut(most)
-        branches.ends.add(n_tokens)
-        branches.ends.add(most)
-        self.truncate({text: n_tokens})
-
-    def share(self, source: int, target: int, n_tokens: int) -> None:
-        """Let the empty text `target` share the first `n_tokens` of `source`, or fewer if window
-        layers have freed the last ones."""
-        most, n_tokens = n_tokens, self.all[source].reachable(n_tokens)
-        for end in (n_tokens, most):
-            self.all[target].ends.add(end)
-        self.layout.memory.copy(source, target, 0, n_tokens)
-        self.all[target].begin_with(self.all[source].cells[:n_tokens])
-
-    def take_free(self, text: Branches) -> int:
-        """An empty sequence for a branch of `text`. Raises UsageError if there is none."""
-        if not self._free:
-            for other in self.all:
-                if other is not text and (sequence := other.spare_branch()) is not None:
-                    self.layout.memory.remove(sequence, -1, -1)
-                    return sequence
-            n_branches = sum(len(other.own_sequences) for other in self.all)
-            raise UsageError(f"the trees have more than {n_branches} branches")
-        return self._free.pop()
 
 
 class Branches:
@@ -108,15 +32,13 @@ class Branches:
         self.home = home
         self.cells: list[int] = []
         """Cells of the committed prefix, ascending."""
-        windows = texts.layout.windows
-        self.ends = PromptEnds(windows.n_ends if windows else 0)
+        self.ends = PromptEnds(texts.windows.n_ends if texts.windows else 0)
         """Positions where the next prompt may continue; window layers keep the cells before
         them."""
         self._read_end = 0
         """End of the latest part of a prompt."""
         self._texts = texts
-        self._layout = texts.layout
-        self._memory = texts.layout.memory
+        self._memory = texts.memory
         self._chains: dict[int, list[int]] = {}
         """Keys of provisional nodes by sequence; entry i is at position n_committed + i."""
         self._synced = {home: 0}
@@ -134,7 +56,7 @@ class Branches:
 
     def extend(self, n_tokens: int) -> None:
         """Append `n_tokens` decoded tokens to the committed prefix."""
-        self.cells += (self._layout.append() for _ in range(n_tokens))
+        self.cells += (self._texts.append() for _ in range(n_tokens))
         self._synced[self.home] = self.n_committed
 
     def begin_with(self, cells: Sequence[int]) -> None:
@@ -152,7 +74,7 @@ class Branches:
 
     def reachable(self, most: int) -> int:
         """Length of the longest prefix, at most `most` tokens, from which decoding can continue."""
-        windows = self._layout.windows
+        windows = self._texts.windows
         return windows.reachable(self.cells[:most]) if windows else min(most, self.n_committed)
 
     def place(self, pool: Pool, nodes: Sequence[int]) -> list[list[int]]:
@@ -169,7 +91,7 @@ class Branches:
             else:
                 sequence = self._branch_at(int(pool.key[pool.parent[node]]), placed)
             self._chains[sequence].append(key)
-            self._cell_of[key] = self._layout.append()
+            self._cell_of[key] = self._texts.append()
             placed[key] = [sequence]
         return [sorted(placed[int(pool.key[node])]) for node in nodes]
 
@@ -196,7 +118,7 @@ class Branches:
         self.cells += (cell_of[key] for key in keys)
         self._cell_of = {key: cell_of[key] for chain in survivors.values() for key in chain}
         doomed = {*cell_of.values()} - {*self._cell_of.values()} - {*self.cells[begin:]}
-        self._layout.drop(doomed, places)
+        self._texts.drop(doomed, places)
         if source != self.home:
             if self.home in self._chains:
                 self._memory.remove(self.home, begin, -1)
@@ -215,7 +137,7 @@ class Branches:
         self._chains = survivors
 
     def cut(self, n_tokens: int) -> list[tuple[int, int, Sequence[int]]]:
-        """Forget all cells after `n_tokens`. Returns `places` for `CellLayout.drop`."""
+        """Forget all cells after `n_tokens`. Returns `places` for `Texts.drop`."""
         places = [(self.home, n_tokens, self.cells[n_tokens:]), *self._provisional_places()]
         del self.cells[n_tokens:]
         self._cell_of.clear()
@@ -246,7 +168,7 @@ class Branches:
                 return sequence
         return None
 
-    # CellLayout's view
+    # Texts' view of its cells
 
     @property
     def last_cell(self) -> int:
