@@ -229,7 +229,7 @@ MOST_LINES = {
     "paging": 1900,
     "ports": 595,
     "rules": 788,
-    "server": 2457,
+    "server": 2387,
     "session": 2537,
     "settings": 1090,
     "state": 589,

@@ -7,10 +7,10 @@ what is asked and answered are the protocols' business.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -24,12 +24,12 @@ from edgespec.completions.refusals import Refusal
 from edgespec.completions.running_request import Completion
 from edgespec.errors import Cancelled
 from edgespec.memory import heap
-from edgespec.server.bodies import RequestBodies
 from edgespec.server.front import error_body, refusal_for
-from edgespec.server.hosting import ModelHost
-from edgespec.server.queueing import Queue
-from edgespec.server.serving import Door, ServedText
+from edgespec.server.serving import Door, ServedText, event
 from edgespec.session.asynchronous import InThread, in_thread
+
+if TYPE_CHECKING:
+    from edgespec.server.application import Service
 
 SILENCE_S = 5.0
 """Seconds of silence after which a comment is sent, so that nobody on the way gives up."""
@@ -41,60 +41,32 @@ Put = Callable[[str | None], None]
 """Takes the parts of a stream, and None at its end."""
 
 
-@dataclass(slots=True)
-class Answers:
-    """Answers requests for text, as many at once as a model has slots, with what all routes use."""
-
-    host: ModelHost
-    bodies: RequestBodies
-    queue: Queue
-    max_s: float | None = None
-    """Most seconds of an answer from its turn on; None: no limit."""
-
-    async def wanted(self, body: bytearray, embeds: bool = False) -> tuple[HostedModel, bool]:
-        """The model that a request names, and true if it asks for a stream. Raises Refusal.
-
-        With one model, the body is not decoded for this.
-        """
-        if len(self.host.models) == 1:
-            return self.host.named(None, embeds), False
-
-        def read() -> tuple[str | None, bool]:
-            content = decoded(body)
-            fields = content if isinstance(content, Mapping) else {}
-            name = fields.get("model")
-            return name if isinstance(name, str) else None, fields.get("stream") is True
-
-        async with self.queue.preparing:
-            name, streams = await in_thread(read)
-        return self.host.named(name, embeds), streams
-
-    async def complete(self, door: Door, request: Request) -> Response:
-        """The answer of the route `door`."""
-        async with AsyncExitStack() as stack:
-            body = await stack.enter_async_context(self.bodies.of(request))
-            stack.enter_context(self.queue.place())
-            async with _while_connected(request):
-                model, streams = await self.wanted(body)
-                one = _OneAnswer(self, request, body, door, model, stack)
-                if self.host.is_ready(model) or not streams:
-                    await one.seat()
-                    # refuse an invalid request now, before it waits for its turn
-                    one.prepared = await one.prepare()
-                    if not one.prepared[0].streams:
-                        completion = await one.begin()
-                        whole = await in_thread(completion.whole, completion.cancel)
-                        return JSONResponse(whole)
-            one.stack = stack.pop_all()
-        silence_s = SILENCE_S if door.has_events else None
-        return StreamedAnswer(one.write, one.stack, silence_s, one.waiting)
+async def complete(service: Service, door: Door, request: Request) -> Response:
+    """The answer of the route `door`."""
+    async with AsyncExitStack() as stack:
+        body = await stack.enter_async_context(service.bodies.of(request))
+        stack.enter_context(service.queue.place())
+        async with _while_connected(request):
+            model, streams = await service.wanted(body)
+            one = _OneAnswer(service, request, body, door, model, stack)
+            if service.host.is_ready(model) or not streams:
+                await one.seat()
+                # refuse an invalid request now, before it waits for its turn
+                one.prepared = await one.prepare()
+                if not one.prepared[0].streams:
+                    completion = await one.begin()
+                    whole = await in_thread(completion.whole, completion.cancel)
+                    return JSONResponse(whole)
+        one.stack = stack.pop_all()
+    silence_s = SILENCE_S if door.told is event else None
+    return StreamedAnswer(one.write, one.stack, silence_s, one.waiting)
 
 
 @dataclass(slots=True)
 class _OneAnswer:
     """The steps of answering one request; what it holds is in `stack`."""
 
-    shared: Answers
+    service: Service
     request: Request
     body: bytearray
     door: Door
@@ -111,24 +83,25 @@ class _OneAnswer:
         """Text for a stream in silence: the protocol's own event once the turn has come, which
         some clients count as no comment is, or a comment."""
         if self.served is None:
-            return f": {self.shared.host.told_progress(self.model)}\n\n"
+            return f": {self.service.host.told_progress(self.model)}\n\n"
         told = self.asked.waiting() if self.asked else ()
         return "".join(map(self.door.told, told)) or COMMENT
 
     async def seat(self) -> None:
         """Wait until the model is in memory."""
-        using = self.shared.host.using(self.model)
+        using = self.service.host.using(self.model)
         self.served = await self.stack.enter_async_context(using)
 
     async def prepare(self) -> tuple[Asked, Completion]:
         """The validated request and its completion, not started; one at a time, to limit memory."""
         assert self.served is not None
-        dialect, queue = self.served.dialects[self.door.path], self.shared.queue
+        completions, queue = self.served.completions, self.service.queue
+        stored = [self.service.stored] if self.door.stores else []
 
         def prepare() -> tuple[Asked, Completion] | Refusal:
             try:
                 with leaving_out(self.request.state.ignored):
-                    asked = dialect(decoded(self.body))
+                    asked = self.door.dialect(completions, *stored, decoded(self.body))
                 return asked, asked.begin(self.request.state.client)
             except Exception as error:  # noqa: BLE001 - its traceback would keep the request alive
                 return refusal_for(error, self.request.scope)
@@ -150,7 +123,7 @@ class _OneAnswer:
         A request that has to wait keeps only its body in memory.
         """
         assert self.served is not None
-        turns, max_s, stack = self.served.turns, self.shared.max_s, self.stack
+        turns, max_s, stack = self.served.turns, self.service.max_s, self.stack
         asked, completion = self.prepared or await self.prepare()
         self.prepared = None
         turn = turns.turn(completion.pool_bytes)

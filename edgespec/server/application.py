@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any
 
@@ -28,18 +28,21 @@ from edgespec.completions.embeddings import EmbeddingRequest, Embeddings
 from edgespec.completions.protocols.message_requests import CountRequest
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.protocols.request_parts import leaving_out
+from edgespec.completions.protocols.response_replies import StoredResponses
 from edgespec.completions.refusals import Refusal, overloaded
-from edgespec.completions.request_limits import ANSWER_BYTES
+from edgespec.completions.request_limits import ANSWER_BYTES, STORED_BYTES
 from edgespec.completions.requests import ChatRequest, CompletionRequest
 from edgespec.completions.tokenizing import DetokenizeRequest, TokenizeRequest
 from edgespec.memory import heap
 from edgespec.server import llama_routes, ollama_routes
-from edgespec.server.answering import Answers
+from edgespec.server.answering import complete
+from edgespec.server.bodies import RequestBodies
 from edgespec.server.budget_request import BudgetLimit, BudgetRequest
 from edgespec.server.front import refused
 from edgespec.server.guarding import Guard
+from edgespec.server.hosting import ModelHost
 from edgespec.server.page import page
-from edgespec.server.queueing import ServerFigures
+from edgespec.server.queueing import Queue, ServerFigures
 from edgespec.server.serving import DOORS, Door, ServedText
 from edgespec.session.asynchronous import in_thread
 from edgespec.session.session import Session
@@ -49,29 +52,26 @@ _SHARED = (
 )
 
 
+@dataclass(slots=True)
 class Service:
     """The answers of the routes, and their shared state."""
 
-    def __init__(
-        self,
-        answers: Answers,
-        guard: Guard,
-        figures: ServerFigures,
-        budget_limit: BudgetLimit,
-        on_budget: Callable[[int | str], None],
-    ) -> None:
-        """`on_budget` is told the budget that a client has given."""
-        self.answers = answers
-        self._host, self._queue = answers.host, answers.queue
-        self._figures = figures
-        self._on_budget = on_budget
-        self._budget_limit = budget_limit
-        self._guard = guard
-        self._embedding = asyncio.Lock()
-        """Held while vectors are computed, whose answer has memory of its own in the plan."""
-        self._changing_budget = asyncio.Lock()
-        """Held so that the budget told last is the session's."""
-        self._created = int(time.time())
+    host: ModelHost
+    queue: Queue
+    bodies: RequestBodies
+    guard: Guard
+    figures: ServerFigures
+    budget_limit: BudgetLimit
+    on_budget: Callable[[int | str], None]
+    """Called with the budget that a client has given."""
+    max_s: float | None = None
+    """Most seconds of an answer from its turn on; None: no limit."""
+    stored: StoredResponses = field(default_factory=lambda: StoredResponses(STORED_BYTES))
+    created: int = field(default_factory=lambda: int(time.time()))
+    embedding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while vectors are computed, whose answer has memory of its own in the plan."""
+    changing_budget: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held so that the budget told last is the session's."""
 
     def application(self) -> Starlette:
         """The ASGI application."""
@@ -89,7 +89,7 @@ class Service:
     def _guarded(self, entry: TableRow) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
             if entry.needs_key:
-                request.state.client = self._guard.check_key(request.headers)
+                request.state.client = self.guard.check_key(request.headers)
             return await entry.answer(self, request)
 
         return guarded
@@ -102,99 +102,117 @@ class Service:
         return JSONResponse(document())
 
     async def health(self, request: Request) -> Response:
-        if self._figures.loss is not None:
-            raise self._figures.loss
+        if self.figures.loss is not None:
+            raise self.figures.loss
         told = {
             "status": "ok",
-            "requests_in_progress": self._queue.n_in_progress,
-            "slots_idle": self._queue.n_slots - self._queue.n_processing,
-            "slots_processing": self._queue.n_processing,
+            "requests_in_progress": self.queue.n_in_progress,
+            "slots_idle": self.queue.n_slots - self.queue.n_processing,
+            "slots_processing": self.queue.n_processing,
         }
         return JSONResponse(told)
 
     async def metrics(self, request: Request) -> Response:
-        paging, current = self._host.paging, self._host.current
+        paging, current = self.host.paging, self.host.current
         values = {
-            "requests_in_progress": self._queue.n_in_progress,
-            "requests_processing": self._queue.n_processing,
-            "slots": self._queue.n_slots,
+            "requests_in_progress": self.queue.n_in_progress,
+            "requests_processing": self.queue.n_processing,
+            "slots": self.queue.n_slots,
             "passes_total": paging.passes,
             "read_bytes_total": paging.bytes_read,
             "stall_seconds_total": paging.stall_s,
-            "model_loads_total": self._host.n_loads,
+            "model_loads_total": self.host.n_loads,
         }
         if current is not None:
             values["memory_budget_bytes"] = current.model.plan.budget_bytes
-        text = self._figures.text(values)
+        text = self.figures.text(values)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def models(self, request: Request) -> Response:
-        models = [*map(self._described, self._host.models)]
+        models = [*map(self._described, self.host.models)]
         ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"], "has_more": False}
         return JSONResponse({"object": "list", "data": models, **ends})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if len(self._host.models) == 1 and name != self._host.models[0].name:
+        if len(self.host.models) == 1 and name != self.host.models[0].name:
             raise Refusal(404, f"this server has no model {name!r}", code="model_not_found")
-        return JSONResponse(self._described(self._host.named(name)))
+        return JSONResponse(self._described(self.host.named(name)))
 
     def _described(self, model: HostedModel) -> dict[str, Any]:
-        served = self._host.served(model)
+        served = self.host.served(model)
         return {
             "id": model.name,
             "object": "model",
             "type": "model",
             "display_name": model.name,
-            "created": self._created,
-            "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._created)),
+            "created": self.created,
+            "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.created)),
             "owned_by": "edgespec",
             "kind": "embedding" if model.embeds else "text",
             "size_bytes": model.size_bytes,
             "smallest_budget_bytes": model.smallest_bytes,
-            "status": self._host.state(model),
+            "status": self.host.state(model),
             **(served.details if served is not None else {}),
         }
 
     async def props(self, request: Request) -> Response:
-        async with self._host.using(self._host.named(None, False)) as served:
-            n_ctx, n_slots = served.model.target.n_ctx, self._queue.n_slots
+        async with self.host.using(self.host.named(None, False)) as served:
+            n_ctx, n_slots = served.model.target.n_ctx, self.queue.n_slots
             return JSONResponse(llama_routes.props(served.completions, n_ctx, n_slots))
 
     async def slots(self, request: Request) -> Response:
-        async with self._host.using(self._host.named(None, False)) as served:
-            n_ctx, n_busy = served.model.target.n_ctx, self._queue.n_processing
-            slots = range(self._queue.n_slots)
+        async with self.host.using(self.host.named(None, False)) as served:
+            n_ctx, n_busy = served.model.target.n_ctx, self.queue.n_processing
+            slots = range(self.queue.n_slots)
             told = [{"id": one, "n_ctx": n_ctx, "is_processing": one < n_busy} for one in slots]
             return JSONResponse(told)
 
     async def tags(self, request: Request) -> Response:
-        return JSONResponse({"models": [*map(ollama_routes.tag, self._host.models)]})
+        return JSONResponse({"models": [*map(ollama_routes.tag, self.host.models)]})
 
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": extras.installed_version()})
 
     async def show(self, request: Request) -> Response:
-        async with self.answers.bodies.of(request) as body:
+        async with self.bodies.of(request) as body:
             fields = llama_routes.as_fields(decoded(body))
         name = fields.get("model") or fields.get("name")
-        model = self._host.named(str(name) if name else None)
-        served = self._host.served(model)
+        model = self.host.named(str(name) if name else None)
+        served = self.host.served(model)
         template = served.completions.template if isinstance(served, ServedText) else ""
         info = served and served.model.target
         return JSONResponse(ollama_routes.shown(model, info, template))
 
+    async def wanted(self, body: bytearray, embeds: bool = False) -> tuple[HostedModel, bool]:
+        """The model that a request names, and true if it asks for a stream. Raises Refusal.
+
+        With one model, the body is not decoded for this.
+        """
+        if len(self.host.models) == 1:
+            return self.host.named(None, embeds), False
+
+        def read() -> tuple[str | None, bool]:
+            content = decoded(body)
+            fields = content if isinstance(content, Mapping) else {}
+            name = fields.get("model")
+            return name if isinstance(name, str) else None, fields.get("stream") is True
+
+        async with self.queue.preparing:
+            name, streams = await in_thread(read)
+        return self.host.named(name, embeds), streams
+
     @asynccontextmanager
     async def _asked(self, request: Request, embeds: bool) -> AsyncIterator[tuple[bytearray, Any]]:
         """The body of a request, and the loaded model that it names."""
-        async with self.answers.bodies.of(request) as body:
-            model, _ = await self.answers.wanted(body, embeds)
-            async with self._host.using(model) as served:
+        async with self.bodies.of(request) as body:
+            model, _ = await self.wanted(body, embeds)
+            async with self.host.using(model) as served:
                 yield body, served
 
     async def computed(self, compute: _Compute, request: Request) -> Response:
         """The answer that `compute` gives with the model that a request names, and its body."""
-        async with self._asked(request, embeds=False) as (body, served), self._queue.preparing:
+        async with self._asked(request, embeds=False) as (body, served), self.queue.preparing:
 
             def computed() -> dict[str, Any]:
                 with leaving_out(request.state.ignored):
@@ -203,8 +221,8 @@ class Service:
             return JSONResponse(await in_thread(computed))
 
     async def embeddings(self, request: Request) -> Response:
-        with self._queue.place():
-            async with self._asked(request, embeds=True) as (body, served), self._embedding:
+        with self.queue.place():
+            async with self._asked(request, embeds=True) as (body, served), self.embedding:
 
                 def compute() -> Iterator[str]:
                     with leaving_out(request.state.ignored):
@@ -218,21 +236,21 @@ class Service:
                 return StreamingResponse(pieces, media_type="application/json")
 
     async def budget(self, request: Request) -> Response:
-        most_bytes = self._budget_limit.most_bytes
+        most_bytes = self.budget_limit.most_bytes
         return JSONResponse(asdict(self._loaded.budget) | {"most_bytes": most_bytes})
 
     async def set_budget(self, request: Request) -> Response:
-        self._guard.check_admin(request.headers)
-        async with self.answers.bodies.of(request) as body:
-            size = self._budget_limit.budget_of(decoded(body))
+        self.guard.check_admin(request.headers)
+        async with self.bodies.of(request) as body:
+            size = self.budget_limit.budget_of(decoded(body))
         session = self._loaded
 
         def change() -> None:
             session.set_memory_budget(size)
-            self._on_budget(size)
+            self.on_budget(size)
 
-        with self._host.staying():  # the next model is loaded with the new budget
-            async with self._changing_budget:
+        with self.host.staying():  # the next model is loaded with the new budget
+            async with self.changing_budget:
                 await in_thread(change)
         return await self.budget(request)
 
@@ -240,9 +258,9 @@ class Service:
     def _loaded(self) -> Session:
         """The loaded model that writes texts. Raises Refusal if there is none, and if several share
         the budget."""
-        if self._host.together:
+        if self.host.together:
             raise Refusal(409, _SHARED, code="budget_shared")
-        if not isinstance(served := self._host.current, ServedText):
+        if not isinstance(served := self.host.current, ServedText):
             raise overloaded("no model that writes texts is loaded", "not_loaded")
         return served.model
 
@@ -274,7 +292,7 @@ def _computed(compute: _Compute) -> Callable[[Service, Request], Awaitable[Respo
 
 
 def _texts(door: Door) -> Callable[[Service, Request], Awaitable[Response]]:
-    return lambda service, request: service.answers.complete(door, request)
+    return lambda service, request: complete(service, door, request)
 
 
 def _counted(served: ServedText, chat: ChatRequest) -> dict[str, Any]:

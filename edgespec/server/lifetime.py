@@ -9,23 +9,25 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from html import escape
+from typing import Any, NoReturn
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from edgespec.completions.answers import fingerprint
 from edgespec.completions.protocols.model_names import HostedModel
-from edgespec.completions.protocols.response_replies import StoredResponses
 from edgespec.completions.refusals import overloaded
 from edgespec.completions.request_limits import (
     BODIES_AT_ONCE,
     EMBEDDING_BODY_BYTES,
-    STORED_BYTES,
     max_body_bytes,
 )
+from edgespec.completions.service import Completions
+from edgespec.errors import Cancelled
 from edgespec.ports import Progress
-from edgespec.server.answering import Answers
 from edgespec.server.application import Service
 from edgespec.server.bodies import RequestBodies
 from edgespec.server.budget_request import BudgetLimit
@@ -34,7 +36,7 @@ from edgespec.server.front import Front, Log, no_log, refused
 from edgespec.server.guarding import Guard
 from edgespec.server.hosting import ModelHost
 from edgespec.server.page import static_file
-from edgespec.server.queueing import Queue, ServerFigures
+from edgespec.server.queueing import Queue, ServerFigures, Turns
 from edgespec.server.serving import LoadedModel, ServedText, ServedVectors
 from edgespec.session.embedder import Embedder
 from edgespec.settings.server_settings import ServerSettings
@@ -68,27 +70,33 @@ class Server:
         the budget and stay; otherwise `on_budget` is told a budget that a client has given. No
         answer has more than `max_tokens`.
         """
-        stored, figures = StoredResponses(STORED_BYTES), ServerFigures()
+        figures, reasoning = ServerFigures(), settings.reasoning_budget
 
         def served(model: HostedModel, loaded: LoadedModel) -> ServedText | ServedVectors:
-            if isinstance(loaded.model, Embedder):
-                return ServedVectors(loaded.model, model.name)
-            return ServedText(
-                loaded.model,
+            session = loaded.model
+            if isinstance(session, Embedder):
+                return ServedVectors(model.name, session)
+            turns = Turns(session.n_parallel)
+            sampling = session.chat_sampling if loaded.sampling is None else loaded.sampling
+            completions = Completions(
+                session,
                 model.name,
-                loaded,
-                settings,
-                max_tokens,
-                stored,
-                figures,
-                self._queue,
+                settings.max_prompt or session.target.n_ctx,
+                sampling=dict(sampling),
+                max_tokens=max_tokens,
+                fingerprint=fingerprint(session.target),
+                limits_answers=True,
+                on_result=figures.count,
+                n_at_once=partial(self._queue.n_for_each, turns),
+                writes_ahead=True,
+                reasoning_budget=None if reasoning == -1 else reasoning,
+                check_open=_refuse_cut,
             )
+            return ServedText(model.name, session, completions, turns, loaded.leaves_room)
 
-        def load_served(
-            model: HostedModel, beside: bool, progress: Progress
-        ) -> ServedText | ServedVectors:
+        def load_served(*which: Any) -> ServedText | ServedVectors:
             assert load is not None
-            return served(model, load(model, beside, progress))
+            return served(which[0], load(*which))
 
         self._host = host = ModelHost(models, load_served, together)
         self._queue = Queue(
@@ -108,8 +116,8 @@ class Server:
             least = EMBEDDING_BODY_BYTES if any(one.embeds for one in models) else 0
             body_bytes = max(least, max_body_bytes(n_ctx))
         bodies = RequestBodies(body_bytes, BODIES_AT_ONCE * body_bytes, limits.body_s)
-        answers = Answers(host, bodies, self._queue, settings.time_limit)
-        service = Service(answers, guard, figures, BudgetLimit.of(budget or "auto"), on_budget)
+        limit, max_s = BudgetLimit.of(budget or "auto"), settings.time_limit
+        service = Service(host, self._queue, bodies, guard, figures, limit, on_budget, max_s)
         self._drain_s = settings.drain
         self._is_over = threading.Event()
         """Set once the server has ended, or must end now."""
@@ -146,6 +154,11 @@ class Server:
         self._queue.is_ending = True
         self._server.should_exit = True
         self._host.stop()
+
+
+def _refuse_cut() -> NoReturn:
+    """Raise Cancelled for a text cut short: clients must not take it as complete."""
+    raise Cancelled("the server is shutting down")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from edgespec.completions import answers
 from edgespec.completions.answers import Answer
 from edgespec.completions.filling import FillingIn
 from edgespec.completions.protocols.answer_parts import Step
-from edgespec.completions.protocols.dialect import Asked, Dialect
+from edgespec.completions.protocols.dialect import Asked
 from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.completions.requests import CompletionRequest
 from edgespec.completions.running_request import Completion, Reply
@@ -26,43 +26,39 @@ _OWN = frozenset({*_FILLS, "prompt", "return_tokens", "response_fields"})
 _STOPS = {"length": "limit", "context": "limit", "cancelled": "limit", "stop": "eos"}
 
 
-def llama_dialect(completions: Completions, fills: bool = False) -> Dialect:
-    """`/completion`, or with `fills` `/infill`."""
-
-    def read(content: object) -> Asked:
-        fields = as_fields(content)
-        asked = {name: value for name, value in fields.items() if name not in _OWN}
-        prompt: Any = fields.get("prompt", "")
-        filling = completions.filling
-        if fills:
-            prefix, suffix = (str(fields.get(name) or "") for name in _FILLS[:2])
-            files = [_file(file) for file in _listed(fields, "input_extra", dict)]
-            prompt = filling.prompt(prefix, suffix, files, str(prompt or ""))
-        asked |= {"prompt": _prompts(prompt, filling), "n_predict": asked.get("n_predict", -1)}
-        if biases := asked.get("logit_bias"):
-            asked["logit_bias"] = _biases(biases, filling)
-        request = CompletionRequest.parse(asked)
-        sampling = completions.sampling_of(request)
-        request = request.model_copy(update={"seed": sampling.seed})
-        settings = sampling.model_dump() | {
-            "n_predict": completions.limit_of(request),
-            "stop": request.stop or [],
-            "logit_bias": [
-                {"token": token, "bias": bias if isfinite(bias) else None}
-                for token, bias in sampling.logit_bias.items()
-            ],
-        }
-        return Asked(
-            request.stream,
-            partial(completions.text, request),
-            LlamaReply(
-                {"model": completions.model, "generation_settings": settings},
-                bool(fields.get("return_tokens")),
-                _listed(fields, "response_fields", str),
-            ),
-        )
-
-    return read
+def llama_dialect(completions: Completions, content: object, fills: bool = False) -> Asked:
+    """Read a request to `/completion`, or with `fills` to `/infill`."""
+    fields = as_fields(content)
+    asked = {name: value for name, value in fields.items() if name not in _OWN}
+    prompt: Any = fields.get("prompt", "")
+    filling = completions.filling
+    if fills:
+        prefix, suffix = (str(fields.get(name) or "") for name in _FILLS[:2])
+        files = [_file(file) for file in _listed(fields, "input_extra", dict)]
+        prompt = filling.prompt(prefix, suffix, files, str(prompt or ""))
+    asked |= {"prompt": _prompts(prompt, filling), "n_predict": asked.get("n_predict", -1)}
+    if biases := asked.get("logit_bias"):
+        asked["logit_bias"] = _biases(biases, filling)
+    request = CompletionRequest.parse(asked)
+    sampling = completions.sampling_of(request)
+    request = request.model_copy(update={"seed": sampling.seed})
+    settings = sampling.model_dump() | {
+        "n_predict": completions.limit_of(request),
+        "stop": request.stop or [],
+        "logit_bias": [
+            {"token": token, "bias": bias if isfinite(bias) else None}
+            for token, bias in sampling.logit_bias.items()
+        ],
+    }
+    return Asked(
+        request.stream,
+        partial(completions.text, request),
+        LlamaReply(
+            {"model": completions.model, "generation_settings": settings},
+            bool(fields.get("return_tokens")),
+            _listed(fields, "response_fields", str),
+        ),
+    )
 
 
 def as_fields(content: object) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from edgespec.completions.answers import Answer
 from edgespec.completions.protocols.answer_parts import Step, message_of
-from edgespec.completions.protocols.dialect import Asked, Dialect
+from edgespec.completions.protocols.dialect import Asked
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.completions.refusals import Refusal
@@ -29,38 +29,34 @@ _OPTIONS = {
 }
 
 
-def ollama_dialect(completions: Completions, chats: bool) -> Dialect:
-    """`/api/chat`, or `/api/generate`, which is a chat of one message unless it is `raw`."""
-
-    def read(content: object) -> Asked:
-        fields = as_fields(content)
-        streams = fields.get("stream") is not False
-        asked = _sampling(fields) | {"stream": streams, "model": fields.get("model")}
-        reply = OllamaReply(str(fields.get("model") or completions.model), chats)
-        if not chats and (fields.get("raw") or fields.get("suffix")):
-            text = CompletionRequest.parse(
-                {"max_tokens": -1, "suffix": fields.get("suffix")}
-                | asked
-                | {"prompt": fields.get("prompt") or ""}
-            )
-            return Asked(streams, partial(completions.text, text), reply)
-        if chats:
-            messages = fields.get("messages")
-            messages = [*map(_message, messages)] if isinstance(messages, list) else messages
-            asked |= {"tools": fields.get("tools") or None}
-        else:
-            messages = [
-                {"role": role, "content": fields[name]}
-                for role, name in (("system", "system"), ("user", "prompt"))
-                if fields.get(name)
-            ]
-        if (thinks := fields.get("think")) is not None:
-            its = {"effort": thinks} if isinstance(thinks, str) else {"enabled": bool(thinks)}
-            asked["reasoning"] = its
-        chat = ChatRequest.parse(asked | {"messages": messages})
-        return Asked(streams, partial(completions.chat, chat), reply)
-
-    return read
+def ollama_dialect(completions: Completions, content: object, chats: bool) -> Asked:
+    """Read a request to `/api/chat`, or to `/api/generate`, a chat of one message unless `raw`."""
+    fields = as_fields(content)
+    streams = fields.get("stream") is not False
+    asked = _sampling(fields) | {"stream": streams, "model": fields.get("model")}
+    reply = OllamaReply(str(fields.get("model") or completions.model), chats)
+    if not chats and (fields.get("raw") or fields.get("suffix")):
+        text = CompletionRequest.parse(
+            {"max_tokens": -1, "suffix": fields.get("suffix")}
+            | asked
+            | {"prompt": fields.get("prompt") or ""}
+        )
+        return Asked(streams, partial(completions.text, text), reply)
+    if chats:
+        messages = fields.get("messages")
+        messages = [*map(_message, messages)] if isinstance(messages, list) else messages
+        asked |= {"tools": fields.get("tools") or None}
+    else:
+        messages = [
+            {"role": role, "content": fields[name]}
+            for role, name in (("system", "system"), ("user", "prompt"))
+            if fields.get(name)
+        ]
+    if (thinks := fields.get("think")) is not None:
+        its = {"effort": thinks} if isinstance(thinks, str) else {"enabled": bool(thinks)}
+        asked["reasoning"] = its
+    chat = ChatRequest.parse(asked | {"messages": messages})
+    return Asked(streams, partial(completions.chat, chat), reply)
 
 
 def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,7 +120,7 @@ class OllamaReply(Reply):
             content = {"message": {"role": "assistant"} | content}
         else:
             content["response"] = content.pop("content")
-        return {"model": self._model, "created_at": now(), **content, "done": is_last}
+        return {"model": self._model, "created_at": _now(), **content, "done": is_last}
 
     def _last(self, message: Mapping[str, Any], completion: Completion) -> Answer:
         result, usage = completion.result, completion.usage
@@ -149,13 +145,8 @@ def _function(function: Mapping[str, Any]) -> Answer:
     return {"name": function["name"], "arguments": arguments}
 
 
-def now() -> str:
+def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def line(content: Any, name: str | None = None) -> str:
-    """A line of a stream."""
-    return f"{json.dumps(content, ensure_ascii=False)}\n"
 
 
 def ollama_error(refusal: Refusal, request_id: str) -> Answer:
@@ -169,7 +160,7 @@ def tag(model: HostedModel) -> Answer:
     return {
         "name": model.name,
         "model": model.name,
-        "modified_at": now(),
+        "modified_at": _now(),
         "size": model.size_bytes,
         "digest": "",
         "details": details | {"quantization_level": ""},
