@@ -44,6 +44,7 @@ from edgespec_runtimes.gguf.weights.offloading import (
 )
 from edgespec_runtimes.gguf.weights.packing import packed_matrices, resident_weights
 from edgespec_runtimes.gguf.weights.paged_experts import expert_sizes
+from edgespec_runtimes.gguf.weights.rounding import invariant_types, turn_notes
 
 ID_STEP_BYTES = 64 << 10
 """Rounding step of the size of a model without weights and tokenizer: malloc's count differs by a
@@ -65,17 +66,17 @@ class MeasuredGguf(PreparedModel):
         self._phase = partial(request.phase, seconds=self.seconds)
         self._options = GgufOptions.of(request.options)
         self._header = header
-        self._stop = AbortFlag()
-        self._feature_layers: Sequence[int] = ()
+        self.stop = AbortFlag()
+        self.feature_layers: Sequence[int] = ()
         self._lender, self._mtp = lender, mtp
         self._guesses_with_target = lender is not None or mtp or is_head(header)
         """True for heads, which keep all they have read."""
         timed = partial(self._phase, "mapping")
-        self._mapped = MappedWeights(header, lambda: self.offloading, self._stop, timed)
+        self._mapped = MappedWeights(header, lambda: self.offloading, self.stop, timed)
         self._measure(request)
 
     def _measure(self, request: ModelRequest) -> None:
-        self._request, header = request, self._header
+        self.request, header = request, self._header
         before_bytes = allocated_bytes()
         sizes_only = loading.load_sizes_only(header.path, self._mtp, TokenIds.of(header))
         sizes_only.lender = self._lender
@@ -98,14 +99,14 @@ class MeasuredGguf(PreparedModel):
     def share_cells(self, n_cells: int) -> None:
         for name in ("_needs", "offloading"):
             self.__dict__.pop(name, None)
-        self._measure(replace(self._request, n_cells=n_cells))
+        self._measure(replace(self.request, n_cells=n_cells))
 
     def needs(self) -> ModelNeeds:
         return self._needs
 
     @cached_property
     def _needs(self) -> ModelNeeds:
-        owner, on_gpu = self._request.owner, self.offloading
+        owner, on_gpu = self.request.owner, self.offloading
         elsewhere = on_gpu.names | (skipped(self._header) if owner == "target" else frozenset())
         resident = resident_weights(self._header, elsewhere)
         kv_bytes = max(sizes.kv_bytes for _, sizes in self.contexts)
@@ -152,7 +153,7 @@ class MeasuredGguf(PreparedModel):
     def _lends_caches(self) -> bool:
         """True if keys and values take memory as texts grow, and paged weights have it before."""
         shape, sizes = self.contexts[0]
-        is_whole = self._request.owner == "target" and not self.offloading.names
+        is_whole = self.request.owner == "target" and not self.offloading.names
         has_windows = contexts.window_shape(self._choice.n_window, shape) is not None
         fills = windows.is_supported() and sizes.has_rows
         return is_whole and self._info.tree_capable and fills and not has_windows
@@ -165,13 +166,33 @@ class MeasuredGguf(PreparedModel):
         has_gpu = on_gpu.names and not on_gpu.placement.servers and on_gpu.has_own_memory
         return gpu.memory() if has_gpu else None
 
+    @property
+    def is_draft(self) -> bool:
+        """True if rounding does not matter."""
+        return self.request.owner == "draft"
+
+    @property
+    def invariant_types(self) -> set[str]:
+        """Weight types whose products must be batch invariant; none for a draft."""
+        on_gpu = bool(self.offloading.names)
+        return set() if self.is_draft else invariant_types(self._header, on_gpu)
+
+    @property
+    def prompts_are_invariant(self) -> bool:
+        """True if a prompt rounds the same whatever prefix of it is reused.
+
+        Otherwise a recurrent state that was computed in tiles could never be reused.
+        """
+        is_invariant = self._options.flash_attn != "off" and not self.offloading.names
+        return is_invariant and not self.is_draft and not turn_notes(self._header, self._info)
+
     def place(self, gpu_bytes: int) -> Sequence[MemoryRow]:
         """Place the requested layers; returns their rows. Raises BudgetError if they do not fit."""
         _, sizes = max(self.contexts, key=lambda one: one[1].total)
         return place_layers(
             self._header,
-            self._request.owner,
-            self._options.gpu_layers_of(self._request.owner),
+            self.request.owner,
+            self._options.gpu_layers_of(self.request.owner),
             self._info.n_layers,
             (sizes.kv_bytes, sizes.compute_bytes),
             gpu_bytes,
@@ -193,12 +214,12 @@ class MeasuredGguf(PreparedModel):
                 f"{self._info.name} cannot give the inputs of its layers to this head ({reason}): "
                 "name a head that was trained for this model, or another draft"
             )
-        self._feature_layers = tuple(layers)
+        self.feature_layers = tuple(layers)
 
     @property
     def gives_features(self) -> bool:
         """True if llama.cpp's graph gives the inputs of `feature_layers` itself."""
-        is_end = self._shows_its_end(self._feature_layers)
+        is_end = self._shows_its_end(self.feature_layers)
         return is_end or gives_inputs(self._header.architecture)
 
     def _shows_its_end(self, layers: Sequence[int]) -> bool:
@@ -207,13 +228,13 @@ class MeasuredGguf(PreparedModel):
 
     @cached_property
     def offloading(self) -> Offloading:
-        servers = self._options.servers_of(self._request.owner)
+        servers = self._options.servers_of(self.request.owner)
         if not servers:
-            return offloading(self._header, self._options.gpu_layers_of(self._request.owner))
+            return offloading(self._header, self._options.gpu_layers_of(self.request.owner))
         return to_servers(
             self._header,
             rpc.memory_of(servers),
-            self._options.gpu_layers_of(self._request.owner) or None,
+            self._options.gpu_layers_of(self.request.owner) or None,
             max(sizes.kv_bytes for _, sizes in self.contexts),
             max(sizes.compute_bytes for _, sizes in self.contexts),
         )
@@ -221,7 +242,7 @@ class MeasuredGguf(PreparedModel):
     @property
     def checkpoint_bytes(self) -> int:
         """Bytes of a checkpoint of a target's recurrent state, which is kept at prompt ends."""
-        is_target = self._request.owner == "target"
+        is_target = self.request.owner == "target"
         return max(sizes.state_bytes for _, sizes in self.contexts) if is_target else 0
 
     @property
@@ -240,7 +261,7 @@ class MeasuredGguf(PreparedModel):
     def _batch_needs(
         self, shape: contexts.ContextShape, sizes: contexts.ContextSizes
     ) -> BatchNeeds:
-        owner = self._request.owner
+        owner = self.request.owner
         rows = (
             MemoryRow(owner, "compute buffers", sizes.compute_bytes),
             MemoryRow(owner, "compute graphs", sizes.graph_bytes),
@@ -251,14 +272,14 @@ class MeasuredGguf(PreparedModel):
         if owner == "draft":
             return BatchNeeds(shape.n_batch, rows, max_nodes=shape.n_outputs)
         paged = MemoryRow(owner, "embedding rows", self._embedding_bytes(shape))
-        is_small = not self._request.batch_size and shape.n_batch < min(
+        is_small = not self.request.batch_size and shape.n_batch < min(
             self._info.n_ctx, *BATCH_SIZES
         )
         return BatchNeeds(shape.n_batch, rows, (paged,), shape.n_outputs, is_small)
 
     def _logits_bytes(self, sizes: contexts.ContextSizes) -> int:
         """Bytes of llama.cpp's output buffer, and of the copies that some passes need of it."""
-        several = self._request.owner == "draft" and self._info.n_slots > 1
+        several = self.request.owner == "draft" and self._info.n_slots > 1
         is_copied = several or self._guesses_with_target or not self._info.tree_capable
         return (1 + is_copied) * sizes.output_bytes
 
@@ -271,7 +292,7 @@ class MeasuredGguf(PreparedModel):
         what, nbytes = f"states of {shape.n_branches} lines", self._line_bytes(sizes)
         if shape.n_rollback:
             nbytes += sizes.state_bytes
-        return (MemoryRow(self._request.owner, what, nbytes),)
+        return (MemoryRow(self.request.owner, what, nbytes),)
 
     def _line_bytes(self, sizes: contexts.ContextSizes) -> int:
         """Bytes of a context's states for the lines of a tree after the first."""
@@ -280,10 +301,10 @@ class MeasuredGguf(PreparedModel):
         return sizes.kv_bytes - min(sizes.kv_bytes for _, sizes in self.contexts)
 
     def _feature_rows(self, shape: contexts.ContextShape) -> tuple[MemoryRow, ...]:
-        if not self._feature_layers:
+        if not self.feature_layers:
             return ()
         width = self._header.integer(self._header.key("embedding_length"), 0)
-        n_layers = len(self._feature_layers)
+        n_layers = len(self.feature_layers)
         # the graph holds all rows, and llama.cpp a copy
         n_rows = shape.largest_batch * (1 + self.gives_features)
         # those of a pass, and of the nodes that may be committed after it

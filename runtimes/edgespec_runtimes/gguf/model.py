@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, EdgespecError, UsageError, setting
 from edgespec.pool import Pool
 from edgespec.ports import PassPart, Progress, StateOrigin, Take, Vocabulary
-from edgespec.tracing.spans import OFF, Trace, Track
+from edgespec.tracing.spans import OFF, Track
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.context.cache_memory import CacheMemory
@@ -39,10 +39,12 @@ from edgespec_runtimes.gguf.kernels.invariant_kernels import (
     InvariantKernels,
 )
 from edgespec_runtimes.gguf.llama import abi, loading
-from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.llama.openmp import spinning_threads
 from edgespec_runtimes.gguf.weights.paged import PagedWeights
+
+if TYPE_CHECKING:
+    from edgespec_runtimes.gguf.measuring import MeasuredGguf
 
 _ABORTED = 2
 _address_of_logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(
@@ -52,30 +54,15 @@ _address_of_logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """Parts and settings with which a model is opened; it owns `model` and `weights`."""
+    """What a model is opened with; it owns `model` and `weights`."""
 
+    prepared: MeasuredGguf
     model: loading.Model
     shape: contexts.ContextShape
     info: ModelInfo
     vocabulary: Vocabulary
-    stop: AbortFlag
     origin: StateOrigin
     weights: PagedWeights | None = None
-    trace: Trace = OFF
-    weight_types: Collection[str] = ()
-    """Types of matrices whose products are made batch invariant."""
-    prompts_are_invariant: bool = False
-    """True if a prompt rounds the same whatever prefix of it was reused."""
-    is_draft: bool = False
-    """True if rounding does not matter."""
-    feature_layers: Sequence[int] = ()
-    """Layers whose inputs can be given."""
-    gives_features: bool = False
-    """True if llama.cpp's graph gives these inputs itself."""
-    checkpoint_bytes: int = 0
-    """Size of each checkpoint of recurrent state."""
-    token_bytes: int = 0
-    """Bytes of a token's keys and values."""
     n_embedded: int = 0
     """Values of the embeddings that it is given in place of tokens; 0 for tokens."""
 
@@ -88,15 +75,16 @@ class GgufModel(KeptTexts):
 
     def __init__(self, opening: Opening) -> None:
         model, shape, weights = opening.model, opening.shape, opening.weights
-        super().__init__(opening.vocabulary, opening.origin, opening.stop, model.users)
+        prepared = opening.prepared
+        super().__init__(opening.vocabulary, opening.origin, prepared.stop, model.users)
         self._model, self._shape, self._weights = model, shape, weights
-        self._trace = opening.trace
+        self._trace = OFF if prepared.is_draft else prepared.request.trace
         self._tap = tap = _new_tap(opening)
         callback = weights.callback if weights else None
         if isinstance(tap, NodeTap):
             callback = tap.callback
         self._kernels = InvariantKernels(
-            opening.weight_types,
+            prepared.invariant_types,
             (shape.cache_type_k, shape.cache_type_v),
             weights.packed if weights else (),
         )
@@ -104,7 +92,7 @@ class GgufModel(KeptTexts):
         fills = model.tree_capable and is_supported() and not windows
         caches = CacheMemory() if fills else windows
         with self._kernels.creating(weights.backends if weights else ()):
-            self._context: Any = contexts.new_context(model, shape, callback, opening.stop, caches)
+            self._context: Any = contexts.new_context(model, shape, callback, prepared.stop, caches)
         self._windows = windows if windows and windows.is_active else None
         if tap is not None:
             tap.begin(self._context)
@@ -119,29 +107,30 @@ class GgufModel(KeptTexts):
                 fill = caches, weights.fill_context
         cells = self._memory, self._windows, shape.tile
         self._texts = Texts(shape.n_slots, n_branches, shape.n_cells, *cells, *fill)
-        if opening.is_draft and not model.tree_capable:
+        if prepared.is_draft and not model.tree_capable:
             sizes = shape.n_seq, shape.largest_batch
             self._recurrent: RecurrentText = RecurrentDraft(self._texts, *sizes)
         else:
             rolls_back = shape.n_rollback > 0
-            self._recurrent = RecurrentText(self._texts, opening.checkpoint_bytes, rolls_back)
+            self._recurrent = RecurrentText(self._texts, prepared.checkpoint_bytes, rolls_back)
         self._most_logits = shape.n_rows, model.n_vocab
         self._batch = RowBatch(shape.largest_batch, shape.n_seq, opening.n_embedded)
         self._threads = spinning_threads() if shape.n_threads > 1 else None
-        self._prompts_are_invariant = opening.prompts_are_invariant
+        self._prompts_are_invariant = prepared.prompts_are_invariant
         self.info = self._described(opening)
 
     def _described(self, opening: Opening) -> ModelInfo:
         """The model as the engine sees it."""
         model, shape, weights, info = opening.model, opening.shape, opening.weights, opening.info
-        takes_trees, is_invariant = model.tree_capable, opening.prompts_are_invariant
+        is_draft, takes_trees = opening.prepared.is_draft, model.tree_capable
+        is_invariant = self._prompts_are_invariant
         graph = architecture(info.architecture).traits
         gives_logits = is_invariant and Trait.FIRST_LOGITS not in graph
         shares = gives_logits and (shape.n_slots > 1 or not takes_trees)
         # recurrent state can be stored apart from keys and values
         keeps = shape.can_save or not model.has_attention
         has_blocks = takes_trees or (keeps and model.has_attention)
-        n_block = block_tokens(opening.token_bytes, model.n_window)
+        n_block = block_tokens(opening.prepared.token_bytes, model.n_window)
         # below MIN_TILED_BATCH some rows are computed twice
         goes_back = takes_trees and shape.n_slots == 1 and not self._windows
         least_batch = min(info.n_ctx, TILE_ROWS if goes_back else MIN_TILED_BATCH)
@@ -150,7 +139,7 @@ class GgufModel(KeptTexts):
             info,
             prompt_batch=shape.n_batch,
             n_slots=shape.n_slots,
-            prompts_share_passes=opening.is_draft or (shares and not opening.feature_layers),
+            prompts_share_passes=is_draft or (shares and self._tap is None),
             prompts_give_logits=gives_logits and takes_trees,
             prompt_tile=self._kernels.prompt_tile(shape.prompts_in_tiles) if has_tiles else 0,
             used_share=weights.used_share if weights else info.used_share,
@@ -159,7 +148,7 @@ class GgufModel(KeptTexts):
             block_tokens=n_block if has_blocks and not self._windows else 0,
             needs_checkpoints=not takes_trees and keeps,
         )
-        if takes_trees or not opening.is_draft:
+        if takes_trees or not is_draft:
             return info
         n_lines = max(1, shape.n_branches - 1)  # and the root's state
         whole = replace(info, tree_capable=True, max_branches=n_lines)
@@ -410,14 +399,11 @@ class GgufModel(KeptTexts):
 
 def _new_tap(opening: Opening) -> FeatureTap | None:
     """A tap that hands out the inputs of layers; None if none are asked for."""
-    layers, model, n_rows = opening.feature_layers, opening.model, opening.shape.largest_batch
-    if not layers:
-        return None
-    if opening.gives_features:
-        return OutputTap(layers, model.n_embd, n_rows, model.n_layers)
-    return NodeTap(
-        layers, model.n_embd, n_rows, opening.weights.on_node if opening.weights else None
-    )
+    layers, model, weights = opening.prepared.feature_layers, opening.model, opening.weights
+    sizes = layers, model.n_embd, opening.shape.largest_batch
+    if opening.prepared.gives_features:
+        return OutputTap(*sizes, model.n_layers) if layers else None
+    return NodeTap(*sizes, weights.on_node if weights else None) if layers else None
 
 
 def _decode_failure(code: int) -> str:

@@ -15,7 +15,6 @@ from edgespec.memory.budget import MemoryPlan
 from edgespec.paging.reader import WatchedFiles
 from edgespec.ports import LanguageModel, Progress, StateOrigin
 from edgespec.registry import without_padding
-from edgespec.tracing.spans import OFF
 from edgespec.values import NestedSizes
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.file.header import GgufFile
@@ -31,7 +30,6 @@ from edgespec_runtimes.gguf.weights.nested import NestedWeights, nested_sizes
 from edgespec_runtimes.gguf.weights.packing import placement_as_stored
 from edgespec_runtimes.gguf.weights.paged import PagedWeights, load_paged
 from edgespec_runtimes.gguf.weights.rounding import (
-    invariant_types,
     rounding_notes,
     turn_notes,
 )
@@ -59,7 +57,7 @@ class PreparedGguf(MeasuredGguf):
 
     def notes(self, plan: MemoryPlan | None = None) -> Sequence[str]:
         """Notes about packing, and the rounding of a target with a draft."""
-        request = self._request
+        request = self.request
         notes = []
         may_stay = request.budget_bytes is None or self.info.size_bytes <= request.budget_bytes
         if not loading.packs() and (may_stay or request.owner == "draft"):
@@ -103,7 +101,7 @@ class PreparedGguf(MeasuredGguf):
         return self._load(plan, progress)
 
     def _load(self, plan: MemoryPlan | None, progress: Progress | None) -> LanguageModel:
-        owner = self._request.owner
+        owner = self.request.owner
         shape, _ = self.contexts[plan.batches.get(owner, 0) if plan else self.unplanned]
         if plan is None or not plan.paged or owner == "draft":
             return self._load_resident(shape, progress)
@@ -113,12 +111,12 @@ class PreparedGguf(MeasuredGguf):
             # llama.cpp's own mapping, on platforms that cannot enforce the budget
             return self._open(self._mapped.take_model(), shape, None)
         with self._phase("pinned weights"):
-            mapped, request = self._mapped, self._request
-            opened = load_paged(self._header, mapped, request, plan, shape, self._stop, progress)
+            mapped, request = self._mapped, self.request
+            opened = load_paged(self._header, mapped, request, plan, shape, self.stop, progress)
         return self._open(opened[0], shape, opened[1])
 
     def cancel(self) -> None:
-        self._stop.is_set = True
+        self.stop.is_set = True
 
     def close(self) -> None:
         self._mapped.close()
@@ -134,7 +132,7 @@ class PreparedGguf(MeasuredGguf):
                 model = loading.load_resident(
                     self._header.path,
                     self.offloading.placement,
-                    self._stop,
+                    self.stop,
                     progress,
                     placement_as_stored(self._header, self.offloading.elsewhere),
                     TokenIds.of(self._header) if texts else self._token_ids,
@@ -154,15 +152,10 @@ class PreparedGguf(MeasuredGguf):
         paged: PagedWeights | None,
     ) -> LanguageModel:
         """A model that owns `model` and `paged`, which are closed on failure."""
-        request = self._request
-        trace = request.trace if request.owner == "target" else OFF
         try:
             with self._phase("context"):
-                vocabulary = (
-                    NoTexts(model.n_vocab)
-                    if self._token_ids
-                    else GgufVocabulary(model, self._header)
-                )
+                texts = NoTexts(model.n_vocab) if self._token_ids else None
+                vocabulary = texts or GgufVocabulary(model, self._header)
                 info = replace(
                     self.info,
                     max_nodes=shape.n_outputs,
@@ -170,24 +163,8 @@ class PreparedGguf(MeasuredGguf):
                     n_threads=shape.n_threads,
                     latency_s=self.offloading.latency_s,
                 )
-                opening = Opening(
-                    model,
-                    shape,
-                    info,
-                    vocabulary,
-                    self._stop,
-                    self._state_origin(shape),
-                    paged,
-                    trace,
-                    weight_types=self._invariant_types,
-                    prompts_are_invariant=self._prompts_are_invariant,
-                    is_draft=request.owner == "draft",
-                    feature_layers=self._feature_layers,
-                    gives_features=self.gives_features,
-                    checkpoint_bytes=self.checkpoint_bytes,
-                    token_bytes=self.token_bytes,
-                )
-                return self._new_model(opening)
+                origin = self._state_origin(shape)
+                return self._new_model(Opening(self, model, shape, info, vocabulary, origin, paged))
         except BaseException:
             close_all(model.close, *((paged.close,) if paged else ()))
             raise
@@ -195,28 +172,10 @@ class PreparedGguf(MeasuredGguf):
     @property
     def _token_ids(self) -> TokenIds | None:
         """Ids in place of the vocabulary of a draft; the target's turns them into texts."""
-        return TokenIds.of(self._header) if self._request.owner == "draft" else None
+        return TokenIds.of(self._header) if self.is_draft else None
 
     def _new_model(self, opening: Opening) -> GgufModel:
         return GgufModel(opening)
-
-    @property
-    def _invariant_types(self) -> set[str]:
-        """Weight types whose products must be batch invariant; none for a draft, whose rounding
-        does not affect the text."""
-        if self._request.owner == "draft":
-            return set()
-        return invariant_types(self._header, bool(self.offloading.names))
-
-    @property
-    def _prompts_are_invariant(self) -> bool:
-        """True if a prompt rounds the same whatever prefix of it is reused.
-
-        Otherwise a recurrent state that was computed in tiles could never be reused.
-        """
-        is_invariant = self._options.flash_attn != "off" and not self.offloading.names
-        is_target = self._request.owner == "target"
-        return is_target and is_invariant and not turn_notes(self._header, self.info)
 
     def _state_origin(self, shape: contexts.ContextShape) -> StateOrigin:
         settings = {

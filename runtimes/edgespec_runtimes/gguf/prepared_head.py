@@ -70,15 +70,15 @@ class PreparedReader(PreparedGguf):
             what, nbytes = "features of the text", n_rows * n_values + 4 * shape.n_rows * n_fused
         else:  # features are converted to keys and values at once
             what, nbytes = "features being read", 4 * shape.largest_batch * n_fused
-        rows = [MemoryRow(self._request.owner, what, 4 * nbytes)]
-        rows += copied_rows(self._head, self._request.owner, shape.largest_batch)
+        rows = [MemoryRow(self.request.owner, what, 4 * nbytes)]
+        rows += copied_rows(self._head, self.request.owner, shape.largest_batch)
         return replace(needs, fixed=(*needs.fixed, *rows))
 
     def _new_model(self, opening: Opening) -> GgufModel:
         copies = self._copies(opening.model)
         try:
             if copies is not None:
-                copies.fill(opening.shape.largest_batch, self._stop)
+                copies.fill(opening.shape.largest_batch, self.stop)
             return self._kind(opening, self._head, copies)
         except BaseException:
             if copies is not None:
@@ -150,7 +150,7 @@ class PreparedOwnHead(PreparedReader):
 
     def needs(self) -> ModelNeeds:
         nbytes = layer_bytes(self._head)
-        weights = MemoryRow(self._request.owner, "layer for guessing (MTP)", nbytes)
+        weights = MemoryRow(self.request.owner, "layer for guessing (MTP)", nbytes)
         return replace(super().needs(), resident=(weights,))
 
     def _load_resident(self, shape: ContextShape, progress: Progress | None) -> LanguageModel:

@@ -71,12 +71,12 @@ class PreparedTrimmed(PreparedGguf):
         table, (shape, _) = self._trimmed.table, self.contexts[0]
         nbytes = row_tables.bytes_for(table, shape.largest_batch)
         nbytes += 4 * table.shape[0] * shape.largest_batch  # llama.cpp's batch
-        row = MemoryRow(self._request.owner, "embedding rows", nbytes)
+        row = MemoryRow(self.request.owner, "embedding rows", nbytes)
         needs = replace(needs, fixed=(*needs.fixed, row))
         if not self._copies or needs.resident is None:
             return needs
         nbytes = other_bytes(self._header, self._copies)
-        resident = (MemoryRow(self._request.owner, "weights", nbytes), *needs.resident[1:])
+        resident = (MemoryRow(self.request.owner, "weights", nbytes), *needs.resident[1:])
         return replace(needs, resident=resident, copies=self._copies)
 
     def share_with(self, target: PreparedModel, keeps_copies: bool) -> None:
@@ -90,7 +90,7 @@ class PreparedTrimmed(PreparedGguf):
         shared = self._copies.keys() & chain.from_iterable(names)
         if plan is None or not (shared or (self._nested and plan.paged)):
             return super().load(plan, progress)
-        shape, _ = self.contexts[plan.batches.get(self._request.owner, 0)]
+        shape, _ = self.contexts[plan.batches.get(self.request.owner, 0)]
         traced = self._mapped.traced
         model, weights = (
             self._mapped.take_model(),
@@ -98,7 +98,7 @@ class PreparedTrimmed(PreparedGguf):
         )
         try:
             with self._phase("weights"):
-                weights.fill(lambda: self._stop.is_set, progress)
+                weights.fill(lambda: self.stop.is_set, progress)
         except BaseException:
             close_all(weights.close, model.close)
             raise
@@ -117,50 +117,29 @@ class PreparedTrimmed(PreparedGguf):
         return copy_sizes(self._header, self._target.lent) if self._target else {}
 
     def _new_model(self, opening: Opening) -> GgufModel:
-        rows = RowTable(self._trimmed.table, self._header.path, opening.shape.largest_batch)
-        table = TokenEmbeddings(self._trimmed, rows)
+        table = self._trimmed.table
+        rows = RowTable(table, self._header.path, opening.shape.largest_batch)
         try:
-            return TrimmedModel(replace(opening, n_embedded=table.n_values), table)
+            return TrimmedModel(replace(opening, n_embedded=table.shape[0]), self._trimmed, rows)
         except BaseException:
-            table.close()
+            rows.close()
             raise
 
 
-class TokenEmbeddings:
-    """The embeddings of all tokens, in memory only for the tokens of recent passes."""
-
-    def __init__(self, shape: TrimmedShape, rows: RowTable) -> None:
-        """Takes ownership of `rows`."""
-        self.token_ids = shape.token_ids
-        self.n_values, self._scale = shape.table.shape[0], np.float32(shape.scale)
-        self._row_bytes = shape.table.nbytes // shape.n_vocab
-        self._rows = rows
-        self._convert = ggml.to_float(shape.table.type.code)
-
-    def write(self, tokens: Sequence[int], out: np.ndarray) -> None:
-        """Write the embeddings of `tokens` to `out`, float32 [tokens, values]."""
-        self._rows.fetch(tokens)
-        for token, row in zip(tokens, out, strict=True):
-            address = self._rows.address + token * self._row_bytes
-            self._convert(address, row.ctypes.data, self.n_values)
-        if self._scale != 1.0:
-            out *= self._scale
-
-    def close(self) -> None:
-        self._rows.close()
-
-
 class TrimmedModel(GgufModel):
-    """A loaded trimmed copy."""
+    """A loaded trimmed copy, with the embeddings of tokens of recent passes in memory."""
 
     _shared: SharedWeights | None = None
     _target: LanguageModel | None = None
     """The model whose keys and values it may take over."""
 
-    def __init__(self, opening: Opening, table: TokenEmbeddings) -> None:
-        """Takes ownership of `table`."""
+    def __init__(self, opening: Opening, shape: TrimmedShape, rows: RowTable) -> None:
+        """Takes ownership of `rows`, which has embeddings."""
         super().__init__(opening)
-        self._table, self.token_ids = table, table.token_ids
+        self.token_ids = shape.token_ids
+        self._table, self._scale = rows, np.float32(shape.scale)
+        self._row_bytes = shape.table.nbytes // shape.n_vocab
+        self._convert = ggml.to_float(shape.table.type.code)
 
     def hold(self, weights: SharedWeights) -> None:
         """Take ownership of its weights, if it shares its target's."""
@@ -186,7 +165,13 @@ class TrimmedModel(GgufModel):
             begin += n
 
     def _compute(self, rows: Rows, with_logits: Collection[int]) -> int:
-        self._table.write(rows.tokens, self._batch.embeddings[: len(rows.tokens)])
+        out = self._batch.embeddings[: len(rows.tokens)]
+        self._table.fetch(rows.tokens)
+        for token, row in zip(rows.tokens, out, strict=True):
+            address = self._table.address + token * self._row_bytes
+            self._convert(address, row.ctypes.data, row.size)
+        if self._scale != 1.0:
+            out *= self._scale
         return super()._compute(rows, with_logits)
 
     def _release(self) -> None:
