@@ -54,7 +54,7 @@ _address_of_logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a model is opened with; it owns `model` and `weights`."""
+    """Parts with which a model is opened; it owns `model` and `weights`."""
 
     prepared: MeasuredGguf
     model: loading.Model
