@@ -1,7 +1,7 @@
-"""Forms in which families of models write calls of tools, and what reads a call at a place of a
-text.
+"""Forms in which models write calls of tools, and what reads a call at the beginning of a text.
 
-A family is chosen by the marks in the model's chat template. Knows nothing of the text around a
+A call is JSON, Python, or a function's name with an object or with tagged values behind it, between
+marks of which those in the model's chat template are looked for. Knows nothing of the text around a
 call.
 """
 
@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from edgespec.chat.call_marks import BLOCKS, END, OPENERS
@@ -33,80 +33,34 @@ from edgespec.completions.calls import (
 FENCE = "```"
 FENCE_BEGIN = re.compile(r"```[\w+-]*[^\S\n]*(?:\n|(?=[{\[<]))")
 FENCE_BEGUN = re.compile(r"(?:`{1,2}|```[\w+-]*[^\S\n]*)\Z")
-_NAME = r"(?P<name>[\w.-]+)"
-_KEY = r"[^<>\n\"]+"
+_FUNCTION_END = "</function>"
+_ENDS: Mapping[str, str] = {
+    **BLOCKS,
+    **dict.fromkeys(OPENERS, ""),
+    "<|tool_call_begin|>": "<|tool_call_end|>",
+    "<｜tool▁call▁begin｜>": "<｜tool▁call▁end｜>",
+    "<|tool_call:begin|>": "<|tool_call:end|>",
+    "<|channel|>commentary to=": "<|call|>",
+    "to=functions.": "<|call|>",
+    "<function=": _FUNCTION_END,
+    '<function name="': _FUNCTION_END,
+    '<invoke name="': "</invoke>",
+    '<｜DSML｜invoke name="': "</｜DSML｜invoke>",
+}
+"""Mark that ends calls, by the mark that begins them; empty if none does."""
 _LONGEST_HEAD = 300
-"""Most characters of the marks around a name."""
-_BLOCK_ENDS = "|".join(map(re.escape, BLOCKS.values()))
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """A form of calls with the function's name between marks."""
-
-    begins: tuple[str, ...]
-    """Marks that begin a call, of which one stands in templates of the family."""
-    head: re.Pattern[str]
-    """All up to the arguments, with the function's name."""
-    ends: tuple[str, ...] = ()
-    """Marks that end a call."""
-    parameter: str = ""
-    """Pattern of the mark in front of an argument, `%s` for its name; empty: they are an object."""
-    value_end: str = ""
-    """Pattern of the mark behind an argument."""
-
-
-def _native(begin: str, rest: str, *ends: str) -> Family:
-    """A family whose arguments are an object. `rest` is the pattern between its begin and them."""
-    return Family((begin,), re.compile(re.escape(begin) + rest), ends)
-
-
-GEMMA = _native("<|tool_call>", rf"\s*call:{_NAME}(?={{)", "<tool_call|>")
-FAMILIES = (
-    _native("[TOOL_CALLS]", rf"\s*{_NAME}(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\]|(?={{))"),
-    _native(
-        "<|tool_call_begin|>",
-        rf"\s*(?:functions\.)?{_NAME}(?::\d+)?\s*<\|tool_call_argument_begin\|>",
-        "<|tool_call_end|>",
-    ),
-    _native(
-        "<｜tool▁call▁begin｜>",
-        rf"(?:function<｜tool▁sep｜>)?(?!function<){_NAME}(?:<｜tool▁sep｜>|\s*```json)",
-        "<｜tool▁call▁end｜>",
-        FENCE,
-    ),
-    _native(
-        "<|tool_call:begin|>",
-        rf"[^<]*<\|tool_call:name\|>{_NAME}<\|tool_call:args\|>",
-        "<|tool_call:end|>",
-    ),
-    Family(
-        ("<|channel|>commentary to=", "to=functions."),
-        re.compile(
-            rf"(?:<\|channel\|>commentary )?to=(?:functions\.)?{_NAME}[^<]*"
-            r"(?:<\|channel\|>commentary[^<]*)?(?:<\|constrain\|>\w*)?<\|message\|>"
-        ),
-        ("<|call|>",),
-    ),
-    GEMMA,
-    Family(
-        ("<function=", '<function name="', '<invoke name="', '<｜DSML｜invoke name="'),
-        re.compile(r"<(?:｜DSML｜)?(?:function|invoke)(?:=| name=\")(?P<name>[^<>\n\"]+)\"?>"),
-        ("</function>", "</invoke>", "</｜DSML｜invoke>"),
-        r"<(?:｜DSML｜)?param(?:eter)?(?:=| name=\")(%s)(?:\"[^<>\n]*)?>",
-        "</(?:｜DSML｜)?param(?:eter)?>",
-    ),
-    Family(
-        ("<arg_key", "<tool_sep:opensource>"),
-        re.compile(rf"{_NAME}\s*(?:<tool_sep:opensource>|(?=[<{{]))"),
-        (),
-        "<arg_key(?::opensource)?>(%s)</arg_key(?::opensource)?>\\s*<arg_value(?::opensource)?>",
-        "</arg_value(?::opensource)?>",
-    ),
+"""Most characters between a mark and the arguments."""
+_MOST_WORDS = 4
+"""Most words there: the function's name, an id, and what families write besides."""
+_MARK = re.compile(r"<[^<>]*>|\[[A-Z_]+\]")
+_KEY = r"[^<>\n\"]+"
+_PARAMETER = (
+    r"<(?:(?:｜DSML｜)?param(?:eter)?(?:=| name=\")(%s)(?:\"[^<>\n]*)?>"
+    r"|arg_key(?::opensource)?>(%s)</arg_key(?::opensource)?>\s*<arg_value(?::opensource)?>)"
 )
-"""Families of Mistral, Kimi K2, DeepSeek (R1, V3, V3.1), Solar, gpt-oss, Gemma 4, of Qwen3-Coder,
-MiniCPM, MiniMax and DeepSeek since V3.2, of GLM and Hunyuan."""
-_KEYS = FAMILIES[-1]
+"""Pattern of the mark in front of an argument, `%s` for its name."""
+_ANY_PARAMETER = re.compile(_PARAMETER % (_KEY, _KEY))
+_VALUE_END = r"</(?:(?:｜DSML｜)?param(?:eter)?|arg_value(?::opensource)?)>"
 _NAMES = ("name", "tool", "tool_name")
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
 _FIRST_KEYS = (*_NAMES, *_ARGUMENTS, "function", "type", "id", "index", "tool_call_id", "call_id")
@@ -133,12 +87,7 @@ class CallReader:
 
     def __init__(self, tools: Mapping[str, Parameters], template: str = "") -> None:
         self._tools = tools
-        known = dict.fromkeys([*BLOCKS, *OPENERS, *(b for one in FAMILIES for b in one.begins)])
-        marks = [mark for mark in known if _stands_in(mark, template)] or [*known]
-        self._families = [one for one in FAMILIES if not {*marks}.isdisjoint(one.begins)]
-        self._blocks = {begin: end for begin, end in BLOCKS.items() if begin in marks}
-        self._openers = [mark for mark in OPENERS if mark in marks]
-        self.begins = tuple(mark for mark in marks if mark not in _KEYS.begins)
+        self.begins = tuple(mark for mark in _ENDS if _stands_in(mark, template)) or tuple(_ENDS)
         """Marks that may begin a call, besides fences and JSON."""
 
     def read(self, text: str, is_last: bool) -> Reading | None:
@@ -147,62 +96,89 @@ class CallReader:
         Without any marks JSON must have arguments. Raises UnfinishedCall until it is known what
         the text is, unless it `is_last`.
         """
-        at, end_marks, is_marked = self._behind_marks(text)
-        if not is_last and (self.is_begun(text, at) or FENCE_BEGUN.match(text, at)):
+        at, marks = self._behind_marks(text)
+        end_marks = [end for mark in marks if (end := _ENDS.get(mark, FENCE))]
+        if not is_last and (self._is_begun(text, at) or FENCE_BEGUN.match(text, at)):
             raise UnfinishedCall
         reading = self._python(text, at, is_last, end_marks)
-        if reading is None:
-            reading = self._between_marks(text, at, is_last, end_marks)
         if reading is None and text.startswith(("{", "["), at):
             reading = self._json(text, at, is_last, end_marks)
-        elif reading is None and (is_marked or text.startswith(self.begins, at)):
-            is_over = len(text) - at > _LONGEST_HEAD or any(end in text[at:] for end in end_marks)
-            no_call(is_last or is_over)
+        elif reading is None and {*marks} - {FENCE}:
+            ends = "|".join(map(re.escape, [*end_marks, *BLOCKS.values()]))
+            head = re.compile(
+                rf"([^<>\n\"{{]+?)\s*(?:\"?>|<tool_sep:opensource>)?\s*"
+                rf"(?={_ANY_PARAMETER.pattern}|{ends})"
+            ).match(text, at)
+            if head is not None:
+                reading = self._tagged(text, head, is_last, end_marks, ends)
+            else:
+                reading = self._named(text, at, is_last, end_marks)
         return reading and replace(reading, end_marks=[*end_marks, *reading.end_marks])
 
-    def is_begun(self, text: str, at: int) -> bool:
+    def _is_begun(self, text: str, at: int) -> bool:
         """True if the text ends at `at`, or in a part of a mark there."""
         rest = text[at : at + _LONGEST_HEAD]
         return any(len(rest) < len(mark) and mark.startswith(rest) for mark in self.begins)
 
-    def _behind_marks(self, text: str) -> tuple[int, list[str], bool]:
-        """The index behind the marks that open calls at `at`, the marks that end them, and whether
-        there are any but fences."""
-        end_marks: list[str] = []
-        at, is_marked = 0, False
+    def _behind_marks(self, text: str) -> tuple[int, list[str]]:
+        """The index behind the marks that open calls, and the marks."""
+        at, marks = 0, list[str]()
         while True:
             at = _past_blanks(text, at)
-            if any(family.head.match(text, at) for family in self._families if family is not _KEYS):
-                return at, end_marks, True
-            if mark := next((one for one in self._blocks if text.startswith(one, at)), None):
-                end_marks.append(self._blocks[mark])
-            else:
-                mark = next((one for one in self._openers if text.startswith(one, at)), None)
-            if mark is not None:
-                at, is_marked = at + len(mark), True
-            elif fence := FENCE_BEGIN.match(text, at):
-                end_marks.append(FENCE)
+            found = [mark for mark in self.begins if text.startswith(mark, at)]
+            if fence := FENCE_BEGIN.match(text, at):
+                marks.append(FENCE)
                 at = fence.end()
+            elif found:
+                marks.append(max(found, key=len))
+                at += len(marks[-1])
             else:
-                return at, end_marks, is_marked
+                return at, marks
 
-    def _between_marks(
-        self, text: str, at: int, is_last: bool, end_marks: Sequence[str]
+    def _tagged(
+        self, text: str, head: re.Match[str], is_last: bool, end_marks: Sequence[str], ends: str
     ) -> Reading | None:
-        """The call of a family."""
-        for family in self._families:
-            head = family.head.match(text, at)
-            if head is None or (family is _KEYS and not end_marks):
-                continue
-            name = head["name"].strip()
-            may_be_any = END in end_marks and family.parameter and family is not _KEYS
-            if name not in self._tools and not may_be_any:
-                return None
-            at = _past_blanks(text, head.end())
-            if not family.parameter or text.startswith("{", at):
-                return _object(family, name, text, at, is_last)
-            return _tagged(family, name, text, at, is_last, self._tools.get(name))
-        return None
+        """A call with each of its arguments between marks."""
+        name, at = head[1], head.end()
+        if name not in self._tools and not {END, _FUNCTION_END} <= {*end_marks}:
+            return None
+        arguments: dict[str, Any] = {}
+        schema = self._tools.get(name)
+        known = (schema or {}).get("properties")
+        while True:
+            at = _past_blanks(text, at)
+            if re.compile(ends).match(text, at):
+                return Reading([ToolCall(name, written(arguments))], at)
+            begin = _ANY_PARAMETER.match(text, at)
+            if begin is None:
+                return no_call(is_last or text[at : at + 1] not in ("", "<"))
+            key = (begin[1] or begin[2]).strip()
+            others = {*known} - {key, *arguments} if isinstance(known, Mapping) else set[str]()
+            end = _value_end(ends, is_last, others).search(text, begin.end())
+            if end is None:
+                return no_call(is_last)
+            value = text[begin.end() : end.start()]
+            if value.startswith("\n"):  # values stand on lines of their own, or between the marks
+                value = value[1:].removesuffix("\n")
+            arguments[key] = typed_value(value, key, schema)
+            at = end.end()
+
+    def _named(self, text: str, at: int, is_last: bool, end_marks: Sequence[str]) -> Reading | None:
+        """A call whose arguments are an object behind the function's name."""
+        head, brace, _ = text[at : at + _LONGEST_HEAD].partition("{")
+        words = re.findall(r"[\w.-]+", _MARK.sub(" ", head))
+        names = [word.removeprefix("functions.") for word in words]
+        name = next((one for one in names if one in self._tools), None)
+        if not brace or name is None or len(words) > _MOST_WORDS:
+            is_over = len(head) == _LONGEST_HEAD or any(end in head for end in end_marks)
+            return no_call(is_last or bool(brace) or is_over)
+        at += len(head)
+        is_gemma = _GEMMA_END in end_marks
+        found = _gemma(text, at, is_last) if is_gemma else json_at(text, at, is_last)
+        if found is None or not isinstance(found[0], dict):
+            return None
+        call = ToolCall(name, written(found[0]))
+        return Reading([call], found[1], [FENCE] if FENCE in head else [])
 
     def _json(self, text: str, at: int, is_last: bool, end_marks: Sequence[str]) -> Reading | None:
         if text.startswith("{{", at):  # as Qwen2.5-Coder's template shows calls
@@ -258,52 +234,16 @@ def _stands_in(mark: str, template: str) -> bool:
     return all(part.strip('"') in template for part in re.split("(:opensource|｜DSML｜|to=)", mark))
 
 
-def _object(family: Family, name: str, text: str, at: int, is_last: bool) -> Reading | None:
-    """A call whose arguments are an object."""
-    found = _gemma(text, at, is_last) if family is GEMMA else json_at(text, at, is_last)
-    if found is None or not isinstance(found[0], dict):
-        return None
-    return Reading([ToolCall(name, written(found[0]))], found[1], family.ends)
-
-
-def _tagged(
-    family: Family, name: str, text: str, at: int, is_last: bool, schema: Parameters
-) -> Reading | None:
-    """A call with each of its arguments between marks."""
-    arguments: dict[str, Any] = {}
-    known = (schema or {}).get("properties")
-    parameter = re.compile(family.parameter % _KEY)
-    end_of_call = re.compile("|".join([*map(re.escape, family.ends), f"(?={_BLOCK_ENDS})"]))
-    while True:
-        at = _past_blanks(text, at)
-        if ending := end_of_call.match(text, at):
-            return Reading([ToolCall(name, written(arguments))], ending.end())
-        begin = parameter.match(text, at)
-        if begin is None:
-            return no_call(is_last or text[at : at + 1] not in ("", "<"))
-        key = begin[1].strip()
-        others = {*known} - {key, *arguments} if isinstance(known, Mapping) else set[str]()
-        end = _value_end(family, is_last, others).search(text, begin.end())
-        if end is None:
-            return no_call(is_last)
-        value = text[begin.end() : end.start()]
-        if value.startswith("\n"):  # values stand on lines of their own, or between the marks
-            value = value[1:].removesuffix("\n")
-        arguments[key] = typed_value(value, key, schema)
-        at = end.end()
-
-
-def _value_end(family: Family, is_last: bool, others: Collection[str]) -> re.Pattern[str]:
+def _value_end(ends: str, is_last: bool, others: Collection[str]) -> re.Pattern[str]:
     """The end of a parameter, which a value may contain unless something else follows it.
 
     Without its mark it ends at a line with one of the `others`, or with the function's end.
     """
-    last = _BLOCK_ENDS + (r"|\Z" if is_last else "")
-    ends = "|".join(map(re.escape, family.ends))
+    last = rf"{ends}|\Z" if is_last else ends
     names = "|".join(map(re.escape, sorted(others)))
     return re.compile(
-        rf"{family.value_end}\s*(?={family.parameter % _KEY}|{ends or last}|{last})"
-        + (rf"|(?<=\n)(?={family.parameter % names})" if names else "")
+        rf"{_VALUE_END}\s*(?={_ANY_PARAMETER.pattern}|{last})"
+        + (rf"|(?<=\n)(?={_PARAMETER % (names, names)})" if names else "")
         + rf"|(?<=\n)(?=(?:{ends})\s*(?:{last}))"
     )
 

@@ -55,7 +55,7 @@ def test_a_call_in_a_channel_is_a_call(n: int) -> None:
     writer = MessageWriter(ChatPrompt("", (), marks, ""), ["weather"])
     text = THOUGHT + CALL
     for at in range(0, len(text), n):
-        writer.stream(text[at : at + n])
+        writer.push(text[at : at + n])
     writer.finish()
     message = writer.message
     assert message["reasoning_content"] == "Rome?" and message["content"] is None
