@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 1374,
     "chat": 1795,
     "cli": 4723,
-    "completions": 4128,
+    "completions": 4010,
     "concurrency": 540,
     "diagnosis": 480,
     "engine": 4056,

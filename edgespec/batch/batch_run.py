@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from edgespec.batch.answered import Answered, KeySet
 from edgespec.batch.lines import (
@@ -21,13 +22,13 @@ from edgespec.batch.lines import (
     parse_line,
     request_key,
 )
-from edgespec.completions.protocols.dialect import chat_dialect, text_dialect
-from edgespec.completions.protocols.message_replies import messages_dialect
+from edgespec.completions.protocols.message_replies import MessagesReply
+from edgespec.completions.protocols.openai_replies import ChatReply, TextReply
 from edgespec.completions.protocols.request_parts import leaving_out
-from edgespec.completions.protocols.response_replies import StoredResponses, responses_dialect
+from edgespec.completions.protocols.response_replies import ResponsesReply, StoredResponses
 from edgespec.completions.refusals import refusal_of
 from edgespec.completions.request_limits import MIB, POOL_BYTES, STORED_BYTES
-from edgespec.completions.running_request import Completion
+from edgespec.completions.running_request import Completion, Reply
 from edgespec.completions.service import Completions
 from edgespec.concurrency.owning import POLL_S
 from edgespec.errors import Cancelled, EdgespecError, SessionClosed
@@ -61,11 +62,11 @@ Start = Callable[[BatchRequest], Completion]
 
 def starting(completions: Completions) -> Start:
     """A function that starts the completions of requests."""
-    dialects = {
-        "/v1/chat/completions": partial(chat_dialect, completions),
-        "/v1/completions": partial(text_dialect, completions),
-        "/v1/responses": partial(responses_dialect, completions, StoredResponses(STORED_BYTES)),
-        "/v1/messages": partial(messages_dialect, completions),
+    dialects: dict[str, Callable[[Any], Reply]] = {
+        "/v1/chat/completions": partial(ChatReply, completions),
+        "/v1/completions": partial(TextReply, completions),
+        "/v1/responses": partial(ResponsesReply, completions, StoredResponses(STORED_BYTES)),
+        "/v1/messages": partial(MessagesReply, completions),
     }
 
     def start(request: BatchRequest) -> Completion:

@@ -29,7 +29,21 @@ OnResult = Callable[[GenerationResult], None]
 
 
 class Reply:
-    """Formats one answer; a protocol has its own."""
+    """One request that has been read, and what formats its answer; a protocol has its own."""
+
+    def __init__(self, streams: bool, start: Callable[..., Completion]) -> None:
+        """`start` begins the answer, given this and the name of the client."""
+        self.streams = streams
+        self._start = start
+
+    def begin(self, client: str = "") -> Completion:
+        """Start the answer. Raises UsageError and ModelError."""
+        return self._start(self, client)
+
+    def waiting(self) -> Iterable[Answer]:
+        """Events that say that the answer goes on where there is nothing to tell; none: a
+        comment."""
+        return ()
 
     def choice(self, completion: Completion, logged: Sequence[TokenEvent]) -> Answer:
         """A text that has ended, without its index; `logged` are tokens with log probabilities."""

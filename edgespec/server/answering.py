@@ -17,11 +17,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from edgespec.completions.decoding import decoded
-from edgespec.completions.protocols.dialect import Asked
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.protocols.request_parts import leaving_out
 from edgespec.completions.refusals import Refusal
-from edgespec.completions.running_request import Completion
+from edgespec.completions.running_request import Completion, Reply
 from edgespec.errors import Cancelled
 from edgespec.memory import heap
 from edgespec.server.front import error_body, refusal_for
@@ -74,9 +73,9 @@ class _OneAnswer:
     stack: AsyncExitStack
     served: ServedText | None = None
     """The loaded model; None until it is in memory."""
-    prepared: tuple[Asked, Completion] | None = None
+    prepared: tuple[Reply, Completion] | None = None
     """The request as it was read on arrival and its completion, which has not been started."""
-    asked: Asked | None = None
+    asked: Reply | None = None
     """The request that is being answered, once its turn has come."""
 
     def waiting(self) -> str:
@@ -92,13 +91,13 @@ class _OneAnswer:
         using = self.service.host.using(self.model)
         self.served = await self.stack.enter_async_context(using)
 
-    async def prepare(self) -> tuple[Asked, Completion]:
+    async def prepare(self) -> tuple[Reply, Completion]:
         """The validated request and its completion, not started; one at a time, to limit memory."""
         assert self.served is not None
         completions, queue = self.served.completions, self.service.queue
         stored = [self.service.stored] if self.door.stores else []
 
-        def prepare() -> tuple[Asked, Completion] | Refusal:
+        def prepare() -> tuple[Reply, Completion] | Refusal:
             try:
                 with leaving_out(self.request.state.ignored):
                     asked = self.door.dialect(completions, *stored, decoded(self.body))
@@ -150,7 +149,7 @@ class _OneAnswer:
                 await self.seat()
             completion = await self.begin()
             assert self.asked is not None
-            reply = self.asked.reply
+            reply = self.asked
             running = await self.stack.enter_async_context(InThread(completion.steps()))
             async for step in running:
                 for one in reply.step(step, completion):
@@ -161,7 +160,7 @@ class _OneAnswer:
             refusal = refusal_for(error, scope)
             failed = [error_body(refusal, scope)]
             if self.asked is not None:
-                failed = [*self.asked.reply.failed(refusal, scope["state"]["request_id"])]
+                failed = [*self.asked.failed(refusal, scope["state"]["request_id"])]
             for one in failed:
                 put(door.told(one))
         finally:

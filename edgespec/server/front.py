@@ -24,7 +24,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.completions.answers import Answer, Usage
-from edgespec.completions.protocols.dialect import openai_error
 from edgespec.completions.protocols.message_replies import messages_error
 from edgespec.completions.protocols.response_replies import responses_error
 from edgespec.completions.refusals import Refusal, refusal_of
@@ -213,7 +212,8 @@ def refusal_for(error: Exception, scope: Scope) -> Refusal:
 def error_body(refusal: Refusal, scope: Scope) -> Answer:
     """The body of an error response in the protocol that the path belongs to, with `/v1` or not."""
     first = scope["path"].removeprefix("/v1").lstrip("/").partition("/")[0]
-    return _BODIES.get(first, openai_error)(refusal, scope["state"]["request_id"])
+    told = _BODIES.get(first)
+    return told(refusal, scope["state"]["request_id"]) if told else refusal.content
 
 
 def refused(error: Exception, scope: Scope) -> Response:

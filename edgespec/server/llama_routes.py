@@ -13,7 +13,6 @@ from edgespec.completions import answers
 from edgespec.completions.answers import Answer
 from edgespec.completions.filling import FillingIn
 from edgespec.completions.protocols.answer_parts import Step
-from edgespec.completions.protocols.dialect import Asked
 from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.completions.requests import CompletionRequest
 from edgespec.completions.running_request import Completion, Reply
@@ -26,7 +25,7 @@ _OWN = frozenset({*_FILLS, "prompt", "return_tokens", "response_fields"})
 _STOPS = {"length": "limit", "context": "limit", "cancelled": "limit", "stop": "eos"}
 
 
-def llama_dialect(completions: Completions, content: object, fills: bool = False) -> Asked:
+def llama_dialect(completions: Completions, content: object, fills: bool = False) -> Reply:
     """Read a request to `/completion`, or with `fills` to `/infill`."""
     fields = as_fields(content)
     asked = {name: value for name, value in fields.items() if name not in _OWN}
@@ -50,14 +49,12 @@ def llama_dialect(completions: Completions, content: object, fills: bool = False
             for token, bias in sampling.logit_bias.items()
         ],
     }
-    return Asked(
+    return LlamaReply(
+        {"model": completions.model, "generation_settings": settings},
+        bool(fields.get("return_tokens")),
+        _listed(fields, "response_fields", str),
         request.stream,
         partial(completions.text, request),
-        LlamaReply(
-            {"model": completions.model, "generation_settings": settings},
-            bool(fields.get("return_tokens")),
-            _listed(fields, "response_fields", str),
-        ),
     )
 
 
@@ -121,11 +118,12 @@ def _listed(fields: Mapping[str, Any], name: str, kind: type) -> list[Any]:
 class LlamaReply(Reply):
     """Formats the answer to one request."""
 
-    def __init__(self, added: Answer, returns_tokens: bool, chosen: Sequence[str]) -> None:
+    def __init__(self, added: Answer, has_tokens: bool, chosen: Sequence[str], *asked: Any) -> None:
         """`added` is part of every text's end. Of a whole answer, fields that are `chosen` are
         told, or all."""
+        super().__init__(*asked)
         self._added = added
-        self._returns_tokens = returns_tokens
+        self._returns_tokens = has_tokens
         self._chosen = chosen
 
     def choice(self, completion: Completion, logged: Sequence[TokenEvent]) -> Answer:

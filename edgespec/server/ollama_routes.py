@@ -13,7 +13,6 @@ from typing import Any
 
 from edgespec.completions.answers import Answer
 from edgespec.completions.protocols.answer_parts import Step, message_of
-from edgespec.completions.protocols.dialect import Asked
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.completions.refusals import Refusal
@@ -29,19 +28,19 @@ _OPTIONS = {
 }
 
 
-def ollama_dialect(completions: Completions, content: object, chats: bool) -> Asked:
+def ollama_dialect(completions: Completions, content: object, chats: bool) -> Reply:
     """Read a request to `/api/chat`, or to `/api/generate`, a chat of one message unless `raw`."""
     fields = as_fields(content)
     streams = fields.get("stream") is not False
     asked = _sampling(fields) | {"stream": streams, "model": fields.get("model")}
-    reply = OllamaReply(str(fields.get("model") or completions.model), chats)
+    reply = partial(OllamaReply, str(fields.get("model") or completions.model), chats, streams)
     if not chats and (fields.get("raw") or fields.get("suffix")):
         text = CompletionRequest.parse(
             {"max_tokens": -1, "suffix": fields.get("suffix")}
             | asked
             | {"prompt": fields.get("prompt") or ""}
         )
-        return Asked(streams, partial(completions.text, text), reply)
+        return reply(partial(completions.text, text))
     if chats:
         messages = fields.get("messages")
         messages = [*map(_message, messages)] if isinstance(messages, list) else messages
@@ -56,7 +55,7 @@ def ollama_dialect(completions: Completions, content: object, chats: bool) -> As
         its = {"effort": thinks} if isinstance(thinks, str) else {"enabled": bool(thinks)}
         asked["reasoning"] = its
     chat = ChatRequest.parse(asked | {"messages": messages})
-    return Asked(streams, partial(completions.chat, chat), reply)
+    return reply(partial(completions.chat, chat))
 
 
 def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,7 +88,8 @@ def _message(message: Any) -> dict[str, Any]:
 class OllamaReply(Reply):
     """Formats the answer to one request."""
 
-    def __init__(self, model: str, chats: bool) -> None:
+    def __init__(self, model: str, chats: bool, *asked: Any) -> None:
+        super().__init__(*asked)
         self._model = model
         self._chats = chats
 

@@ -10,12 +10,13 @@ from functools import partial
 from typing import Any
 
 from edgespec.completions.answers import Answer
-from edgespec.completions.protocols.dialect import Asked, chat_dialect, text_dialect
-from edgespec.completions.protocols.message_replies import messages_dialect
+from edgespec.completions.protocols.message_replies import MessagesReply
 from edgespec.completions.protocols.message_requests import MessagesRequest
-from edgespec.completions.protocols.response_replies import responses_dialect
+from edgespec.completions.protocols.openai_replies import ChatReply, TextReply
+from edgespec.completions.protocols.response_replies import ResponsesReply
 from edgespec.completions.protocols.response_requests import ResponsesRequest
 from edgespec.completions.requests import ChatRequest, CompletionRequest
+from edgespec.completions.running_request import Reply
 from edgespec.completions.service import Completions
 from edgespec.server.llama_routes import llama_dialect
 from edgespec.server.ollama_routes import ollama_dialect
@@ -46,7 +47,7 @@ class Door:
     """A route that is answered with generated text: its protocol, whatever model answers."""
 
     path: str
-    dialect: Callable[..., Asked]
+    dialect: Callable[..., Reply]
     """Reads a request, given what writes answers, what is stored if it `stores`, and the body."""
     summary: str = ""
     body: type[Any] | None = None
@@ -59,10 +60,10 @@ class Door:
 
 
 DOORS = (
-    Door("/chat/completions", chat_dialect, "Answer a conversation", ChatRequest, DONE),
-    Door("/completions", text_dialect, "Continue texts", CompletionRequest, DONE),
-    Door("/responses", responses_dialect, "OpenAI's Responses", ResponsesRequest, stores=True),
-    Door("/messages", messages_dialect, "Anthropic's messages", MessagesRequest),
+    Door("/chat/completions", ChatReply, "Answer a conversation", ChatRequest, DONE),
+    Door("/completions", TextReply, "Continue texts", CompletionRequest, DONE),
+    Door("/responses", ResponsesReply, "OpenAI's Responses", ResponsesRequest, stores=True),
+    Door("/messages", MessagesReply, "Anthropic's messages", MessagesRequest),
     Door("/completion", llama_dialect),
     Door("/infill", partial(llama_dialect, fills=True)),
     Door("/api/chat", partial(ollama_dialect, chats=True), told=line),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from edgespec.completions.answers import Answer, Usage
 from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Step
-from edgespec.completions.protocols.dialect import Asked
 from edgespec.completions.protocols.message_requests import MessagesRequest
 from edgespec.completions.refusals import Refusal
 from edgespec.completions.running_request import Completion, Reply
@@ -35,14 +34,6 @@ _SIGNATURE = "unsigned"
 """Signature of reasoning, which clients drop from later turns if there is none."""
 
 
-def messages_dialect(completions: Completions, content: object) -> Asked:
-    """Read a request to `/v1/messages`."""
-    request = MessagesRequest.parse(content)
-    start = partial(completions.chat, request.chat_request())
-    reply = MessagesReply(completions.model)
-    return Asked(request.stream, start, reply, lambda: ({"type": "ping"},))
-
-
 def messages_error(refusal: Refusal, request_id: str) -> Answer:
     """The body of an error."""
     usual = "invalid_request_error" if refusal.status < 500 else "api_error"
@@ -53,8 +44,14 @@ def messages_error(refusal: Refusal, request_id: str) -> Answer:
 class MessagesReply(Reply):
     """Formats the answer to one request."""
 
-    def __init__(self, model: str) -> None:
-        self._model = model
+    def __init__(self, completions: Completions, content: object) -> None:
+        """Read a request in decoded JSON. Raises RequestError."""
+        request = MessagesRequest.parse(content).chat_request()
+        super().__init__(request.stream, partial(completions.chat, request))
+        self._model = completions.model
+
+    def waiting(self) -> Iterable[Answer]:
+        return ({"type": "ping"},)
 
     def whole(self, choices: Sequence[Answer], completion: Completion) -> Answer:
         return self._message(completion.usage) | {

@@ -5,16 +5,17 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from edgespec.completions import answers
 from edgespec.completions.answers import Answer
 from edgespec.completions.protocols.answer_parts import Step, delta_of, message_of
+from edgespec.completions.requests import ChatRequest, CommonRequest, CompletionRequest
 from edgespec.completions.running_request import Completion, Reply
 from edgespec.values import TokenEvent
 
 if TYPE_CHECKING:
-    from edgespec.completions.requests import CommonRequest
     from edgespec.completions.service import Completions
 
 
@@ -24,7 +25,10 @@ class ChatReply(Reply):
     kinds = ("chat.completion", "chat.completion.chunk", "chatcmpl")
     """Names of a whole answer, of a chunk of a stream, and the prefix of ids."""
 
-    def __init__(self, completions: Completions, request: CommonRequest) -> None:
+    def __init__(self, completions: Completions, content: object) -> None:
+        """Read a request in decoded JSON. Raises RequestError."""
+        request, start = self._read(completions, content)
+        super().__init__(request.stream, partial(start, request))
         self._request = request
         self._common = {
             "id": f"{self.kinds[2]}-{secrets.token_hex(12)}",
@@ -32,6 +36,10 @@ class ChatReply(Reply):
             "model": completions.model,
             "system_fingerprint": completions.fingerprint,
         }
+
+    def _read(self, completions: Completions, content: object) -> tuple[CommonRequest, Any]:
+        """The request, and what starts its answer."""
+        return ChatRequest.parse(content), completions.chat
 
     def choice(self, completion: Completion, logged: Sequence[TokenEvent]) -> Answer:
         message: Answer = {"role": "assistant", "refusal": None, "annotations": []}
@@ -76,6 +84,9 @@ class TextReply(ChatReply):
     kinds = ("text_completion", "text_completion", "cmpl")
     _offset = 0
     """Characters of the current text so far."""
+
+    def _read(self, completions: Completions, content: object) -> tuple[CommonRequest, Any]:
+        return CompletionRequest.parse(content), completions.text
 
     def choice(self, completion: Completion, logged: Sequence[TokenEvent]) -> Answer:
         return {

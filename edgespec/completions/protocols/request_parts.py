@@ -121,15 +121,12 @@ def _told(
 
 def _place(details: ErrorDetails, content: object) -> list[str]:
     """Path of an error in the request, without pydantic's own steps such as names of types."""
-    path, value = [], content
-    for place, step in enumerate(details["loc"]):
-        found: Any = None
-        if isinstance(value, Mapping):
-            found = next(([its] for key, its in value.items() if str(key) == str(step)), None)
-        elif isinstance(value, list) and isinstance(step, int) and step < len(value):
-            found = [value[step]]
-        is_missing = details["type"] == "missing" and place == len(details["loc"]) - 1
-        if found or is_missing or (place == 0 and isinstance(value, Mapping)):
-            path.append(str(step))
-            value = found[0] if found else value
+    path, value, steps = list[str](), content, [*map(str, details["loc"])]
+    for place, step in enumerate(steps):
+        items = dict(enumerate(value)) if isinstance(value, list) else value
+        found = {str(k): its for k, its in items.items()} if isinstance(items, Mapping) else {}
+        is_missing = details["type"] == "missing" and place == len(steps) - 1
+        if step in found or is_missing or (place == 0 and isinstance(value, Mapping)):
+            path.append(step)
+            value = found.get(step, value)
     return path

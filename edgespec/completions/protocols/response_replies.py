@@ -16,7 +16,6 @@ from typing import Any
 from edgespec.completions import answers
 from edgespec.completions.answers import Answer
 from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Step
-from edgespec.completions.protocols.dialect import Asked
 from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.completions.protocols.response_requests import ResponsesRequest
 from edgespec.completions.refusals import Refusal
@@ -53,14 +52,6 @@ _SAMPLING = {
 """Settings that an answer repeats, and what they are by default."""
 
 
-def responses_dialect(completions: Completions, stored: StoredResponses, content: object) -> Asked:
-    """Read a request to `/v1/responses`, which goes on from `stored` responses."""
-    request = ResponsesRequest.parse(content)
-    start = partial(completions.chat, request.chat_request(stored.items(request.all_items)))
-    reply = ResponsesReply(request, completions, stored)
-    return Asked(request.stream, start, reply, reply.waiting)
-
-
 def responses_error(refusal: Refusal, request_id: str) -> Answer:
     """The body of an error, which names fields as this protocol does."""
     error = refusal.content["error"]
@@ -74,9 +65,12 @@ ENTRY_BYTES = 600
 class ResponsesReply(Reply):
     """Formats the answer to one request."""
 
-    def __init__(
-        self, request: ResponsesRequest, completions: Completions, stored: StoredResponses
-    ) -> None:
+    def __init__(self, completions: Completions, stored: StoredResponses, content: object) -> None:
+        """Read a request in decoded JSON, which goes on from `stored` responses. Raises
+        RequestError."""
+        request = ResponsesRequest.parse(content)
+        chat = request.chat_request(stored.items(request.all_items))
+        super().__init__(request.stream, partial(completions.chat, chat))
         self._request = request
         self._completions = completions
         self._stored = stored
@@ -120,7 +114,6 @@ class ResponsesReply(Reply):
         yield self._event("response.failed", response=response)
 
     def waiting(self) -> Iterator[Answer]:
-        """Events of an answer of which nothing is written: agents count them, and no comments."""
         response = self._response("in_progress")
         if not self._n_events:
             yield self._event("response.created", response=response)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.chat.reasoning import Marks
-from edgespec.completions.protocols.dialect import Dialect
+from edgespec.completions.running_request import Reply
 from edgespec.completions.service import Completions
 from edgespec.ports.text_request import TextRequest
 from edgespec.values import FinishReason, GenerationResult, TokenEvent
@@ -89,11 +89,11 @@ def completions(session: ScriptedSession) -> Completions:
     return Completions(cast(Any, session), "model", clock=lambda: 1000.0)
 
 
-def whole(dialect: Dialect, content: Any) -> dict[str, Any]:
+def whole(dialect: Callable[[Any], Reply], content: Any) -> dict[str, Any]:
     """The whole answer to a request."""
     return dialect(content).begin().whole()
 
 
-def events(dialect: Dialect, content: Any) -> list[dict[str, Any]]:
+def events(dialect: Callable[[Any], Reply], content: Any) -> list[dict[str, Any]]:
     """The events of the answer to a request."""
     return list(dialect(content | {"stream": True}).begin())

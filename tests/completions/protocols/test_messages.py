@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 from scripted import TOOL_CALL, ScriptedSession, completions, events, whole
 
-from edgespec.completions.protocols.dialect import Dialect
-from edgespec.completions.protocols.message_replies import messages_dialect, messages_error
+from edgespec.completions.protocols.message_replies import MessagesReply, messages_error
 from edgespec.completions.protocols.message_requests import MessagesRequest
 from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.completions.refusals import Refusal, refusal_of
+from edgespec.completions.running_request import Reply
 
 WEATHER = {
     "name": "weather",
@@ -22,8 +23,8 @@ WEATHER = {
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-def dialect(session: ScriptedSession) -> Dialect:
-    return partial(messages_dialect, completions(session))
+def dialect(session: ScriptedSession) -> Callable[[Any], Reply]:
+    return partial(MessagesReply, completions(session))
 
 
 def asked(**fields: Any) -> dict[str, Any]:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 from scripted import TOOL_CALL, ScriptedSession, completions, events, whole
 
-from edgespec.completions.protocols.dialect import Dialect
 from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.completions.protocols.response_replies import (
+    ResponsesReply,
     StoredResponses,
-    responses_dialect,
     responses_error,
 )
 from edgespec.completions.refusals import refusal_of
+from edgespec.completions.running_request import Reply
 
 USER = {"role": "user", "content": "Hi"}
 WEATHER = {
@@ -27,8 +28,8 @@ WEATHER = {
 }
 
 
-def dialect(session: ScriptedSession, max_bytes: int = 1 << 20) -> Dialect:
-    return partial(responses_dialect, completions(session), StoredResponses(max_bytes))
+def dialect(session: ScriptedSession, max_bytes: int = 1 << 20) -> Callable[[Any], Reply]:
+    return partial(ResponsesReply, completions(session), StoredResponses(max_bytes))
 
 
 def asked(**fields: Any) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def test_silence_is_filled_with_events() -> None:
     """Codex ends a stream that has had only comments for 300 seconds."""
     request = dialect(ScriptedSession("Hello"))(asked(stream=True))
     told = [event for _ in range(2) for event in request.waiting()]
-    told += request.reply.failed(refusal_of(ValueError()), "r")
+    told += request.failed(refusal_of(ValueError()), "r")
     assert [event["type"].removeprefix("response.") for event in told] == [
         *("created", "in_progress", "in_progress"),
         "failed",
