@@ -32,7 +32,7 @@ from edgespec.ports.findings import Finding
 from edgespec.settings.config import DEFAULT_CTX_SIZE
 from edgespec.settings.options import ENTRY_POINTS, RuntimeOptions
 from edgespec.tracing.spans import OFF, Trace, Track
-from edgespec.values import ModelDetails, ModelInfo, NestedSizes
+from edgespec.values import ModelDetails, ModelInfo
 
 FINGERPRINT_DIGITS = 16
 
@@ -186,16 +186,6 @@ class PreparedModel(Prepared):
     def share_with(self, target: PreparedModel, keeps_copies: bool) -> None:
         """Share weights with `target`, whose draft this is, if they fit; comes before `needs`.
         Unless it `keeps_copies`, none are needed of what the target pins."""
-
-    def trimmed_bytes(self, bits: float) -> int:
-        """Estimated size of a draft made of this model with so many bits per weight; 0 if none can
-        be made."""
-        return 0
-
-    @property
-    def nested_sizes(self) -> Sequence[NestedSizes]:
-        """Sizes of drafts that can be made of the upper bits of its weights."""
-        return ()
 
 
 class PreparedEmbedder(Prepared):

@@ -21,19 +21,10 @@ from edgespec.errors import BudgetError, Cancelled, ModelError, UsageError, mark
 from edgespec.memory import heap, process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.memory.division import Cuts
-from edgespec.paging.disk_speed import USUAL_BYTES_PER_S
 from edgespec.ports import LanguageModel, Progress
-from edgespec.session import strategy
 from edgespec.session.given import checked
 from edgespec.session.prepared_models import PreparedModels
-from edgespec.session.strategy import (
-    USUAL_THREADS,
-    Speed,
-    Strategy,
-    is_as_fast,
-    own_draft,
-    texts_at_once,
-)
+from edgespec.session.strategy import is_as_fast, texts_at_once
 from edgespec.settings import arguments
 from edgespec.settings.config import DEFAULT_CTX_SIZE, LoadFields, LoadSettings
 from edgespec.settings.units import format_size
@@ -48,8 +39,9 @@ CELL_STEP = 256
 GROWTH_BYTES = 8 << 20
 """Growth of a process that prepares models for several numbers of texts: 6 MiB were measured."""
 
-MIN_GAIN = 1.05
-"""Least gain of speed without a draft that was asked for, of which a note tells."""
+DRAFTED_TOKENS = 2.4
+"""Tokens of a pass with a draft that has not run yet, to those with guesses from the text: the head
+of smollm2 in conversation (decision 0084), and the embedded pair."""
 
 ONE_TEXT = (
     f"one text at a time: beside others ({setting.n_parallel}) a text may change, and its prompt "
@@ -217,8 +209,6 @@ class _Opening(Closeable):
         models, settings, rules = self._models, self._models.settings, self._models.rules
         notes = [note for model in models.prepared for note in model.notes(plan)]
         notes += models.own_notes
-        if settings.draft is None and plan.max_nodes > 1:
-            notes += _note_on_own_draft(models, plan)
         if note := process.note_on_plan(plan.planned_bytes):
             notes.append(note)
         if settings.n_parallel != "auto" and settings.n_parallel > models.n_parallel:
@@ -249,7 +239,7 @@ def _with_worthy_draft(models: PreparedModels) -> MemoryPlan:
             raise
         models.leave_draft_out(f"{name} does not guess for {settings.model.name}: {marked(error)}")
         return models.planned()
-    if (note := _note_on_worth(models, paired, name)) is None:
+    if not paired.paged or (note := _note_on_worth(models, paired, name)) is None:
         return paired
     if settings.optional_draft:
         models.leave_draft_out(f"{note}, so that it is left out ({setting.draft} asks for it)")
@@ -259,16 +249,9 @@ def _with_worthy_draft(models: PreparedModels) -> MemoryPlan:
 
 
 def _note_on_worth(models: PreparedModels, paired: MemoryPlan, name: str) -> str | None:
-    """A sentence about the draft `name` if texts are expected to be faster without it."""
-    if not paired.paged or not models.disk_bytes_per_s:  # a small model, or a folder of files
-        return None
-    target, draft = models.target, models.prepared[1].info
-    without = models.divided(target.needs())  # with buffers for guesses
-    speed = Speed(models.disk_bytes_per_s, target.info.n_threads or USUAL_THREADS)
-    nbytes, looks_up = target.info.size_bytes, models.rules.lookup is None
-    with_draft = Strategy(paired, nbytes, strategy.USUAL, file_bytes=draft.size_bytes)
-    gain = strategy.alone(without, nbytes, looks_up).speedup(with_draft, speed)[0]
-    if gain <= (1 if models.settings.optional_draft else MIN_GAIN):
+    """A sentence about the draft `name` if its memory costs more reads than its guesses save."""
+    without = models.divided(models.target.needs())  # with buffers for guesses
+    if paired.bytes_per_pass <= DRAFTED_TOKENS * without.bytes_per_pass:
         return None
     draft_bytes = sum(row.nbytes for row in paired.rows if row.owner == "draft")
     return (
@@ -276,23 +259,6 @@ def _note_on_worth(models: PreparedModels, paired: MemoryPlan, name: str) -> str
         f"{format_size(paired.bytes_per_pass)}, and without it "
         f"{format_size(without.bytes_per_pass)}: more speed is expected without it"
     )
-
-
-def _note_on_own_draft(models: PreparedModels, plan: MemoryPlan) -> list[str]:
-    """A note about what a draft made from the target would bring; none if none would be made. The
-    disk is asked only where the usual one lets a draft pay."""
-    target = models.target
-    pays = partial(
-        own_draft, plan, target.trimmed_bytes, is_promised=True, nested=target.nested_sizes
-    )
-    if not pays() or not (chosen := pays(models.disk_bytes_per_s or USUAL_BYTES_PER_S)):
-        return []
-    best, (low, high) = chosen
-    return [
-        setting.draft('"self"') + " makes a draft from the target, once, in minutes "
-        f"({format_size(best.disk_bytes)} in the cache): expect {low:.1f} to {high:.1f} times as "
-        "many tokens per second"
-    ]
 
 
 def _with_more_cells(models: PreparedModels, least: MemoryPlan) -> MemoryPlan:

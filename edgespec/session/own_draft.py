@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import sysconfig
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ import numpy as np
 
 from edgespec import registry
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError, marked, setting
+from edgespec.errors import BudgetError, ModelError, UsageError, marked, setting
 from edgespec.files import cache_folder
 from edgespec.files.cache_folder import lower_parts
 from edgespec.files.json_file import JsonFile
@@ -98,7 +97,7 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
 
     Raises UsageError if no draft would be faster than none, and the errors of `make`.
     """
-    target, progress = settings.model, progress or _silent
+    target, progress = settings.model, progress or (lambda what, share: None)
     _check_format(target, load_tool())
     digest, name = _key(target, settings.memory_budget)
     known = _known(digest)
@@ -108,8 +107,11 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
     kinds = [str(one.get("kind")) for one in (known.get(name, {}), *known.values())]
     for kind in dict.fromkeys(kinds):
         path = _cache_path(target, kind, digest)
-        if path.exists() and _fits(settings, path, progress):
-            return path
+        # one that is damaged, or was made of another file, is made again
+        with suppress(BudgetError, ModelError):
+            if path.exists():
+                session.plan(settings.model_copy(update={"draft": path}), progress=progress)
+                return path
     choices = JsonFile(cache_folder.drafts(), digest)
     try:
         with scratch_folder(cache_folder.make_folder()) as scratch:
@@ -152,12 +154,6 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
     alone = settings.model_copy(update={"model": target, "draft": None})
     plan = session.plan(alone, NO_GUESSES, progress)
     chosen = _choose(target, plan, tool, settings.read_limit)
-    needed = chosen.disk_bytes if chosen.nested else 2 * chosen.file_bytes
-    if (free := shutil.disk_usage(out.parent).free) < needed:
-        raise EdgespecError(
-            f"making a draft needs {format_size(needed)} in {out.parent}, {format_size(free)} are "
-            "free there: make room, or choose another disk"
-        )
     with session.open_models(alone, NO_GUESSES) as models:
         progress("counting tokens", 0.0)
         token_ids = frequent_tokens(models.target.vocabulary, models.target.info.n_vocab)
@@ -197,10 +193,6 @@ def _move(draft: Path, out: Path) -> None:
             source.replace(place)
 
 
-def _silent(what: str, share: float) -> None:
-    """Show no progress."""
-
-
 class _Slower(UsageError):
     """A draft would be slower than none."""
 
@@ -216,12 +208,12 @@ def _choose(target: Path, plan: MemoryPlan, tool: ModelTool, limit: int | None =
     trimmed_bytes = partial(tool.trimmed_bytes, target)
     disk = disk_speed.bytes_per_second(target, limit=limit) or disk_speed.USUAL_BYTES_PER_S
     nested = tool.nested_sizes(target)
-    if chosen := strategy.own_draft(plan, trimmed_bytes, disk, nested=nested):
-        return chosen[0]
+    if chosen := strategy.own_draft(plan, trimmed_bytes, disk, nested):
+        return chosen
     with_room = replace(plan, budget_bytes=1 << 62)
-    if chosen := strategy.own_draft(with_room, trimmed_bytes, disk, is_promised=True):
+    if chosen := strategy.own_draft(with_room, trimmed_bytes, disk):
         raise BudgetError(
-            f"a draft made from {target.name} takes {format_size(chosen[0].draft_bytes)} beside "
+            f"a draft made from {target.name} takes {format_size(chosen.draft_bytes)} beside "
             f"{format_size(plan.smallest_bytes)} for the target, more than "
             f"{format_size(plan.budget_bytes)} leave: raise {setting.memory_budget}"
         )
@@ -292,19 +284,6 @@ def _key(target: Path, memory_budget: int | str) -> tuple[str, str]:
     budget_bytes = process.resolve_budget(memory_budget)
     eighths = min(N_CLASSES, N_CLASSES * budget_bytes // max(1, size_bytes))
     return sampled_digest(files, with_times=False)[:DIGITS], f"{eighths}/{N_CLASSES}"
-
-
-def _fits(settings: LoadSettings, draft: Path, progress: Progress) -> bool:
-    """True if the budget holds target and draft. Raises BudgetError if it does not hold the
-    target."""
-    try:
-        session.plan(settings.model_copy(update={"draft": draft}), progress=progress)
-    except ModelError:  # it is damaged, or was made of another file
-        return False
-    except BudgetError:
-        session.plan(settings.model_copy(update={"draft": None}), NO_GUESSES, progress)
-        return False
-    return True
 
 
 def _check_format(target: Path, tool: ModelTool) -> None:

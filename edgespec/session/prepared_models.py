@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property
 from itertools import zip_longest
 from operator import itemgetter
 from pathlib import Path
@@ -23,7 +22,6 @@ from edgespec.memory import heap, process
 from edgespec.memory.budget import REQUESTS, MemoryPlan, MemoryRow
 from edgespec.memory.division import plan_models
 from edgespec.memory.needs import ModelNeeds, tree_sizes
-from edgespec.paging import disk_speed
 from edgespec.registry import ModelRequest, PreparedModel, Runtime
 from edgespec.session import strategy
 from edgespec.session.strategy import Speed
@@ -31,8 +29,6 @@ from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, LoadSettings
 from edgespec.settings.options import Role, refuse_unused
 from edgespec.tracing.spans import Trace, Track
 
-SAMPLE_S = 0.1
-"""Seconds for measuring the disk."""
 MAX_BRANCHES = 32
 """llama.cpp keeps vocabulary-sized buffers per sequence, and few trees have more leaves."""
 DRAFT_NODES = 1 + MAX_BRANCHES
@@ -75,12 +71,6 @@ class PreparedModels(Closeable):
         """True if the plan decides whether guesses come from the text."""
         rules = self.rules
         return self.settings.draft is None and rules.lookup is None
-
-    @cached_property
-    def disk_bytes_per_s(self) -> float:
-        """Speed of the target's disk, of which a sample is read; 0 if it is unknown."""
-        settings = self.settings
-        return disk_speed.bytes_per_second(settings.model, SAMPLE_S, limit=settings.read_limit) or 0
 
     def close(self) -> None:
         """Close the models. Idempotent; they can be prepared again."""

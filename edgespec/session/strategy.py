@@ -116,11 +116,6 @@ class Strategy:
     nested: NestedSizes | None = None
     """Sizes of a draft of the target's upper bits, which passes do not read."""
 
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes of the draft's files."""
-        return self.nested.disk_bytes if self.nested else self.file_bytes
-
     def rates(self, speed: Speed) -> tuple[float, float]:
         """Tokens per second in conversation, and on code."""
         if self.guessing is None:
@@ -227,17 +222,14 @@ def own_draft(
     plan: MemoryPlan,
     trimmed_bytes: Callable[[float], int],
     disk_bytes_per_s: float = USUAL_BYTES_PER_S,
-    is_promised: bool = False,
     nested: Sequence[NestedSizes] = (),
-) -> tuple[Strategy, tuple[float, float]] | None:
-    """The fastest draft made from a target under its `plan`, and its speedup; None if none is worth
-    making: on code, or where it is promised also in conversation."""
+) -> Strategy | None:
+    """The fastest draft made from a target under its `plan`; None if none is worth making, not even
+    on code."""
     speed, weight_bytes = Speed(disk_bytes_per_s), _used_bytes(plan)
     best = choose(own_drafts(plan, weight_bytes, trimmed_bytes, nested), speed)
-    if best is None:
-        return None
-    speedup = best.speedup(alone(plan, weight_bytes), speed)
-    return (best, speedup) if (min if is_promised else max)(speedup) >= MIN_SPEEDUP else None
+    pays = best and max(best.speedup(alone(plan, weight_bytes), speed)) >= MIN_SPEEDUP
+    return best if pays else None
 
 
 # Sizes of trees

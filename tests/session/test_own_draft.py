@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli import command_line
-from edgespec.errors import BudgetError, UsageError
+from edgespec.errors import BudgetError, ModelError, UsageError
 from edgespec.files import cache_folder
 from edgespec.files.cache_folder import lower_parts
 from edgespec.files.json_file import JsonFile
@@ -163,7 +163,8 @@ def test_it_is_made_once_and_used_from_then_on(
     assert made is not None
     assert made.tokens_per_pass > 1
     lower_parts(path).write_bytes(b"damaged")
-    assert not own_draft._fits(settings, path, own_draft._silent)
+    with pytest.raises(ModelError):
+        session.plan(settings.model_copy(update={"draft": path}))
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
 from edgespec.paging.disk_speed import USUAL_BYTES_PER_S
-from edgespec.session.strategy import USUAL, Speed, Strategy, alone, best_tree, prices_of
+from edgespec.session.strategy import Speed, Strategy, best_tree, prices_of
 from edgespec.theory import tree_tokens
 
 DISK = 100.0 * MIB
@@ -84,27 +84,3 @@ def test_a_plan_for_several_texts_is_worth_more_with_more_nodes() -> None:
 
     assert gained(1) < 1.05
     assert gained(8) > 1.1
-
-
-HEAD_BYTES = 10 * MIB
-FITS = replace(DENSE, paged=False)
-
-
-def reading(n_layers: int) -> MemoryPlan:
-    """A plan whose passes read so many of the four layers."""
-    return replace(DENSE, pinned=frozenset(range(len(LAYERS) - n_layers)))
-
-
-def gain(paired: MemoryPlan, without: MemoryPlan) -> float:
-    weight_bytes = 100 * MIB
-    with_draft = Strategy(paired, weight_bytes, USUAL, file_bytes=HEAD_BYTES)
-    return alone(without, weight_bytes, looks_up=True).speedup(with_draft, Speed(DISK))[0]
-
-
-def test_a_draft_does_not_pay_where_its_memory_makes_the_target_page() -> None:
-    assert gain(reading(1), FITS) > 1.5
-
-
-def test_a_draft_pays_where_the_target_reads_about_as_much_without_it() -> None:
-    assert gain(reading(3), reading(2)) < 1
-    assert gain(reading(4), reading(1)) > 1

@@ -15,18 +15,16 @@ from edgespec.memory.budget import MemoryPlan
 from edgespec.paging.reader import WatchedFiles
 from edgespec.ports import LanguageModel, Progress, StateOrigin
 from edgespec.registry import without_padding
-from edgespec.values import NestedSizes
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.mtp import has_layers, obstacle
-from edgespec_runtimes.gguf.file.trimmed_header import trimmed_bytes
 from edgespec_runtimes.gguf.kernels.invariant_kernels import can_replace_products
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.token_ids import NoTexts, TokenIds
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.measuring import MeasuredGguf
 from edgespec_runtimes.gguf.model import GgufModel, Opening
-from edgespec_runtimes.gguf.weights.nested import NestedWeights, nested_sizes
+from edgespec_runtimes.gguf.weights.nested import NestedWeights
 from edgespec_runtimes.gguf.weights.packing import placement_as_stored
 from edgespec_runtimes.gguf.weights.paged import PagedWeights, load_paged
 from edgespec_runtimes.gguf.weights.rounding import (
@@ -82,13 +80,6 @@ class PreparedGguf(MeasuredGguf):
                     f"used ({reason}): {setting.draft} names a draft, an EAGLE-3 or a DFlash head"
                 )
         return notes
-
-    def trimmed_bytes(self, bits: float) -> int:
-        return trimmed_bytes(self._header, bits)
-
-    @property
-    def nested_sizes(self) -> list[NestedSizes]:
-        return nested_sizes(self._header)
 
     def tokens(self) -> Sequence[bytes]:
         return without_padding(self._header.token_table())
