@@ -230,7 +230,7 @@ MOST_LINES = {
     "ports": 595,
     "rules": 788,
     "server": 2387,
-    "session": 2537,
+    "session": 2464,
     "settings": 1090,
     "state": 589,
 }
