@@ -22,6 +22,19 @@ _QUANT = re.compile(
     r"(?:^|[-._/])((?:UD-)?I?Q\d(?:_\w+?)?|BF16|F16|F32|FP16|MXFP4(?:_\w+?)?|TQ\d_\d)(?=$|[-./])",
     re.IGNORECASE,
 )
+DEFAULT_VARIANTS = ("q4", "int4")
+"""Variants of a name without one, best first; without such a graph, the shortest name."""
+SUFFIX = ".onnx"
+_WHOLE = "model"
+_NO_DECODER = re.compile(
+    r"(^|[-._/])(vision|audio|speech|image|text|embed|embeddings?|encoder|embed_tokens)([-._/]|$)",
+    re.IGNORECASE,
+)
+"""Graphs that are parts of other models, such as image encoders."""
+_SETTINGS = (
+    *("config.json", "genai_config.json", "generation_config.json", "tokenizer.json"),
+    *("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +55,25 @@ class HubModel:
     name: str
     """Name without `.gguf` and the number of a part, or without `.onnx`."""
     files: tuple[HubFile, ...]
+    is_onnx: bool = False
 
     @property
     def quant(self) -> str | None:
-        """Quantisation in the name; None if it has none."""
-        quants = _QUANT.findall(self.name)
-        return quants[-1] if quants else None
+        """Quantisation in the name, or the variant of an ONNX model; None if there is none."""
+        if self.is_onnx:  # `q4f16` of `onnx/model_q4f16`
+            path = PurePosixPath(self.name)
+            by_folder = path.name == _WHOLE and path.parent.name not in ("", "onnx")
+            return (path.parent if by_folder else path).name.removeprefix(f"{_WHOLE}_")
+        return next(reversed(_QUANT.findall(self.name)), None)
 
     @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
 
-    def has_word(self, word: str, ends: str) -> bool:
-        """True if `word` is a whole word of the name, between characters of `ends`."""
+    def is_called(self, word: str) -> bool:
+        """True if `word` is a whole word of the name."""
+        # an underscore belongs to a quantisation: Q4_K is not Q4_K_M
+        ends = "[-._/]" if self.is_onnx else "[-./]"
         return bool(
             re.search(rf"(?:^|{ends}){re.escape(word)}(?=$|{ends})", self.name, re.IGNORECASE)
         )
@@ -67,28 +86,25 @@ def choose(reference: HubReference, files: Iterable[HubFile]) -> HubModel:
     Raises ModelError, which lists the models that exist.
     """
     everything = list(files)
-    models, graphs = gguf_models(everything), onnx_models(everything)
-    heads = gguf_models(everything, heads=True)
-    if not models and not graphs and not (reference.takes_heads and heads):
+    ggufs, heads = gguf_models(everything), gguf_models(everything, heads=True)
+    if reference.takes_heads and (reference.path or not ggufs):
+        ggufs += heads
+    models = [*ggufs, *onnx_models(everything)]
+    if not models:
         raise ModelError(_nothing_here(reference, everything, heads))
-    if reference.takes_heads and (reference.path or not models):
-        models += heads
-    named = [model for model in models if reference.names(file.name for file in model.files)]
-    graphs_named = [graph for graph in graphs if reference.names([graph.files[0].name])]
-    # an underscore belongs to a quantisation: Q4_K is not Q4_K_M
-    quant = reference.quant or DEFAULT_QUANT
-    matching = [model for model in named if model.has_word(quant, "[-./]")]
-    if not matching and reference.quant is None:
-        matching = named[:1]
-    if not matching and (graph := with_variant(graphs_named, reference.quant)):
-        return graph
+    matching = [model for model in models if reference.names([model.files[0].name])]
+    if reference.quant:
+        matching = [model for model in matching if model.is_called(reference.quant)]
+    elif matching:
+        matching = [model for model in matching if model.is_onnx == matching[0].is_onnx]
+        words = DEFAULT_VARIANTS if matching[0].is_onnx else (DEFAULT_QUANT,)
+        usual = ([one for one in matching if one.is_called(word)] for word in words)
+        matching = next(filter(None, usual), matching[:1])
     if not matching:
-        known = [(model.quant or model.name, model.size_bytes) for model in models]
-        known += [(variant_of(graph), graph.size_bytes) for graph in graphs]
-        others = ", ".join(f"{name} ({format_size(size)})" for name, size in known)
+        known = (f"{one.quant or one.name} ({format_size(one.size_bytes)})" for one in models)
         wanted = reference.quant or reference.path
-        raise ModelError(f"{reference.repo} has no {wanted}; it has: {others}")
-    chosen = min(matching, key=lambda model: (len(model.name), model.name))
+        raise ModelError(f"{reference.repo} has no {wanted}; it has: {', '.join(known)}")
+    chosen = min(matching, key=lambda model: (model.is_onnx, len(model.name), model.name))
     _check_parts(reference, chosen)
     return chosen
 
@@ -126,50 +142,15 @@ def _nothing_here(
     )
 
 
-DEFAULT_VARIANTS = ("q4", "int4")
-"""Variants of a name without one, best first; without such a graph, the shortest name."""
-SUFFIX = ".onnx"
-_WHOLE = "model"
-_NO_DECODER = re.compile(
-    r"(^|[-._/])(vision|audio|speech|image|text|embed|embeddings?|encoder|embed_tokens)([-._/]|$)",
-    re.IGNORECASE,
-)
-"""Graphs that are parts of other models, such as image encoders."""
-_SETTINGS = (
-    *("config.json", "genai_config.json", "generation_config.json", "tokenizer.json"),
-    *("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
-)
-
-
 def onnx_models(files: Sequence[HubFile]) -> list[HubModel]:
     """The ONNX models among `files`, shortest names first; the graph is the first file of each."""
     graphs = [file for file in files if file.name.lower().endswith(SUFFIX)]
     graphs = [graph for graph in graphs if not _NO_DECODER.search(graph.name)]
     graphs.sort(key=lambda file: (len(file.name), file.name))
     return [
-        HubModel(graph.name[: -len(SUFFIX)], (graph, *_belonging(graph, files))) for graph in graphs
+        HubModel(graph.name[: -len(SUFFIX)], (graph, *_belonging(graph, files)), is_onnx=True)
+        for graph in graphs
     ]
-
-
-def with_variant(models: Sequence[HubModel], variant: str | None) -> HubModel | None:
-    """The model whose name has the words `variant`, or the default one; None if there is none."""
-    for wanted in (variant,) if variant else DEFAULT_VARIANTS:
-        if found := next((model for model in models if model.has_word(wanted, "[-._/]")), None):
-            return found
-    if variant and variant.lower() == _WHOLE:
-        return next((model for model in models if _word(model) == _WHOLE), None)
-    return models[0] if models and not variant else None
-
-
-def variant_of(model: HubModel) -> str:
-    """The word by which a user names a variant: `q4f16` of `onnx/model_q4f16`."""
-    return _word(model).removeprefix(f"{_WHOLE}_")
-
-
-def _word(model: HubModel) -> str:
-    path = PurePosixPath(model.name)
-    is_by_folder = path.name == _WHOLE and len(path.parts) > 1 and path.parent.name != "onnx"
-    return path.parent.name if is_by_folder else path.name
 
 
 def _belonging(graph: HubFile, files: Sequence[HubFile]) -> list[HubFile]:

@@ -59,7 +59,7 @@ class Download:
             return self.size_bytes
         return self.partial.stat().st_size if self.partial.exists() else 0
 
-    def run(self, report: Callable[[], None], pause: Callable[[float], None] = time.sleep) -> None:
+    def run(self, report: Callable[[], None]) -> None:
         """Fetch the missing bytes and move the file to its destination; `report` is called when
         more has come.
 
@@ -77,12 +77,12 @@ class Download:
                     self._append(file, report)
                 except (httpx2.TransportError, HfHubHTTPError) as error:
                     failures = 0 if file.tell() > before else failures + 1
-                    is_final = isinstance(error, HfHubHTTPError) and (
-                        error.response.status_code not in _PASSING
-                    )
-                    if is_final or failures > MAX_FAILURES:
+                    answer = getattr(error, "response", None)
+                    if failures > MAX_FAILURES or (
+                        answer is not None and answer.status_code not in _PASSING
+                    ):
                         raise
-                    pause(PAUSE_S * 2 ** max(0, failures - 1))
+                    time.sleep(PAUSE_S * 2 ** max(0, failures - 1))
                     before = -1
         self._check()
         self.partial.replace(self.destination)

@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path, PurePosixPath
 
 import httpx2
@@ -100,14 +99,13 @@ class Hub:
         total_bytes = sum(one.size_bytes for one in missing)
         self._check_room(reference, total_bytes - sum(one.here_bytes for one in missing))
 
-        def report(doing: str = "fetching") -> None:
+        def report() -> None:
             if progress is not None:
                 share = sum(one.here_bytes for one in missing) / max(total_bytes, 1)
-                progress(f"{doing} {reference} ({format_size(total_bytes)})", share)
+                progress(f"fetching {reference} ({format_size(total_bytes)})", share)
 
         for one in missing:
-            waiting = partial(report, "waiting for another process that fetches")
-            with cache.locked(one.destination.name, waiting):
+            with cache.lock(one.destination.name):
                 if not one.destination.exists():
                     one.run(report)
         paths = [cache.place(commit, one.name, one.destination.name) for one in downloads]
@@ -120,7 +118,13 @@ class Hub:
         Raises HubFailure for an invalid answer and for an environment without a way to the hub, and
         huggingface_hub's errors.
         """
-        self._check_environment()
+        try:
+            get_session()
+        except (ImportError, OSError, ValueError) as error:
+            given = ", ".join(name for name in os.environ if name.upper() in _ABOUT_CONNECTIONS)
+            raise HubFailure(
+                f"the environment lets no connection be made ({error})", f"change or unset {given}"
+            ) from error
         try:
             api = HfApi(endpoint=self.endpoint, token=self.token)
             info = api.model_info(repo, files_metadata=True, timeout=TIMEOUT_S)
@@ -132,8 +136,7 @@ class Hub:
                 "model",
                 "open it in a browser: the network may require a login",
             ) from error
-        commit = _hexadecimal(info.sha, _SHA1_DIGITS)
-        if not commit:
+        if not (commit := _hexadecimal(info.sha, _SHA1_DIGITS)):
             raise self._unsure(f"commit of {repo}, which has {_SHA1_DIGITS}")
         return commit, [_file(one) for one in info.siblings or () if _is_inside(one.rfilename)]
 
@@ -142,24 +145,6 @@ class Hub:
             f"{self.endpoint} gave no hexadecimal digits as the {what}",
             "nothing was fetched, since it could not be checked",
         )
-
-    def _check_environment(self) -> None:
-        if not self.endpoint.startswith(("http://", "https://")):
-            raise HubFailure(
-                f"HF_ENDPOINT is {self.endpoint}, which is no address",
-                "let it begin with https:// or http://",
-            )
-        if self.token and not self.token.isascii():
-            raise HubFailure(
-                "the token has letters that no token has", "set HF_TOKEN, or log in, once more"
-            )
-        try:
-            get_session()
-        except (ImportError, OSError, ValueError) as error:
-            given = ", ".join(name for name in os.environ if name.upper() in _ABOUT_CONNECTIONS)
-            raise HubFailure(
-                f"the environment lets no connection be made ({error})", f"change or unset {given}"
-            ) from error
 
     def _check_room(self, reference: HubReference, n_bytes: int) -> None:
         folder = next(one for one in (self.cache, *self.cache.parents) if one.exists())
@@ -188,37 +173,34 @@ class Hub:
     def _translated_errors(self, reference: HubReference) -> Iterator[None]:
         """Translate errors of the hub, the transport and the disk: raises HubFailure, or UsageError
         for an invalid name."""
-        repo = reference.repo
         try:
             yield
         except EdgespecError:
             raise
         except HFValidationError as error:
-            raise UsageError(f"{repo!r} is not the name of a repository: {error}") from error
-        except GatedRepoError as error:
-            page = f"{self.endpoint}/{repo}"
-            advice = f"accept its terms at {page} and set HF_TOKEN to a token of that account"
-            raise HubFailure(f"{repo} is gated", advice) from error
-        except RepositoryNotFoundError as error:
-            raise HubFailure(
-                f"{self.endpoint} has no model {repo}, or it is private",
-                "check the name, and set HF_TOKEN for a private model",
-            ) from error
-        except HfHubHTTPError as error:
-            raise HubFailure(
-                f"{self.endpoint} answered {error.response.status_code} for {repo}",
-                "try again later; the part that was fetched is kept",
-            ) from error
-        except httpx2.HTTPError as error:
-            raise HubFailure(
-                f"the connection to {self.endpoint} failed ({str(error) or type(error).__name__})",
-                "run the command again when you are online, it resumes where it stopped",
-            ) from error
-        except OSError as error:
-            raise HubFailure(
-                f"{reference} cannot be stored in {self.cache} ({error.strerror or error})",
-                "free some space, or let HF_HOME name another folder, and run the command again",
-            ) from error
+            raise UsageError(f"{reference.repo!r} names no repository: {error}") from error
+        except (httpx2.HTTPError, OSError) as error:
+            raise HubFailure(*self._explained(error, reference)) from error
+
+    def _explained(self, error: Exception, reference: HubReference) -> tuple[str, str]:
+        """What happened, and what to do."""
+        repo, hub = reference.repo, self.endpoint
+        if isinstance(error, GatedRepoError):
+            advice = f"accept its terms at {hub}/{repo} and set HF_TOKEN to a token of that account"
+            return f"{repo} is gated", advice
+        if isinstance(error, RepositoryNotFoundError):
+            advice = "check the name, and set HF_TOKEN for a private model"
+            return f"{hub} has no model {repo}, or it is private", advice
+        if isinstance(error, HfHubHTTPError):
+            advice = "try again later; the part that was fetched is kept"
+            return f"{hub} answered {error.response.status_code} for {repo}", advice
+        if isinstance(error, httpx2.HTTPError):
+            reason = str(error) or type(error).__name__
+            advice = "run the command again when you are online, it resumes where it stopped"
+            return f"the connection to {hub} failed ({reason})", advice
+        reason = getattr(error, "strerror", None) or str(error)
+        advice = "free some space, or let HF_HOME name another folder, and run the command again"
+        return f"{reference} cannot be stored in {self.cache} ({reason})", advice
 
 
 def _heads(files: Iterable[HubFile]) -> tuple[HubFile, ...]:

@@ -11,13 +11,11 @@ Knows no hub. Layout of the cache:
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import Timeout
 from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
 from edgespec.files.unfinished import unfinished_file
@@ -26,8 +24,6 @@ from edgespec.hub.choice import HubFile, HubModel
 from edgespec.settings.hub_reference import HubReference
 
 BRANCH = "main"
-POLL_S = 0.25
-"""Seconds between two tries to take a lock that another process holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +41,20 @@ class RepositoryCache:
         """Path of the blob with this checksum."""
         return self.folder / "blobs" / digits
 
-    @contextmanager
-    def locked(self, digits: str, waiting: Callable[[], None]) -> Iterator[None]:
-        """Hold the lock of a blob in the block, so that one process fetches it.
-
-        `waiting` is called every POLL_S while another process holds the lock.
-        """
+    def lock(self, digits: str) -> AbstractContextManager[object]:
+        """The lock of a blob, which the process that fetches it holds."""
         path = self.cache / ".locks" / self.folder.name / f"{digits}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as held:
-            while True:
-                try:
-                    held.enter_context(WeakFileLock(path, timeout=POLL_S))
-                    break
-                except Timeout:
-                    waiting()
-            yield
+        return WeakFileLock(path)
 
     def place(self, commit: str, name: str, digits: str) -> Path:
         """Link a file of a commit to its blob and return the path of the link."""
         path, blob = self.folder / "snapshots" / commit / name, self.blob(digits)
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or not path.samefile(blob):
-            part = path.with_name(f".{secrets.token_hex(8)}")
-            _link(part, blob)
-            part.replace(path)
+            path.unlink(missing_ok=True)
+            with suppress(FileExistsError):  # another process was faster
+                _link(path, blob)
         return path
 
     def set_newest(self, commit: str) -> None:
@@ -98,10 +83,9 @@ def models(cache: Path) -> Iterator[tuple[HubReference, HubModel, list[Path]]]:
         repo = folder.name.removeprefix("models--").replace("--", "/")
         paths = RepositoryCache(cache, repo).newest()
         files = [HubFile(name, path.stat().st_size) for name, path in paths.items()]
-        found = [(model.quant, model) for model in choice.gguf_models(files)]
-        found += [(choice.variant_of(model), model) for model in choice.onnx_models(files)]
-        for quant, model in found:
-            yield HubReference(repo, quant), model, [paths[file.name] for file in model.files]
+        for model in (*choice.gguf_models(files), *choice.onnx_models(files)):
+            reference = HubReference(repo, model.quant)
+            yield reference, model, [paths[file.name] for file in model.files]
 
 
 def _link(path: Path, blob: Path) -> None:
