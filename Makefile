@@ -150,7 +150,7 @@ $(READY): pyproject.toml | $(CREATED)
 # The demo does without tools, clients and the ONNX runtime, a download of 250 MB. Most of their modules are never
 # imported; Python compiles those that are.
 $(TESTABLE): $(READY)
-	$(PIP_INSTALL) --no-compile -e ".[gguf,onnx,chat,completion,grammar,hub,serve,dev]"
+	$(PIP_INSTALL) --no-compile -e ".[gguf,onnx,chat,grammar,hub,serve,dev]"
 	@touch $@
 
 $(DOCUMENTABLE): $(READY)

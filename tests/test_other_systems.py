@@ -83,7 +83,7 @@ OTHERS = (
     *("numpy.random", "psutil", "pydantic", "subprocess", "tempfile", "urllib.request", "uuid"),
     *("huggingface_hub.hf_api", "jinja2", "llguidance", "onnx", "onnxruntime"),
     "edgespec_runtimes.gguf.llama.bindings",  # llama-cpp-python's declarations
-    *("prompt_toolkit", "prompt_toolkit.history", "shtab", "starlette.applications", "uvicorn"),
+    *("prompt_toolkit", "prompt_toolkit.history", "starlette.applications", "uvicorn"),
 )
 
 

@@ -231,7 +231,7 @@ JSON_FLAG = pytest.mark.parametrize("as_json", [False, True], ids=["text", "json
 
 
 @JSON_FLAG
-@pytest.mark.parametrize("name", ["list", "show", "path"])
+@pytest.mark.parametrize("name", ["list", "show"])
 def test_models_described(golden: Golden, name: str, as_json: bool) -> None:
     words = [name, *["target"] * (name != "list"), *["--json"] * as_json]
     golden(f"models-{name}-{'json' if as_json else 'text'}", "models", *words)

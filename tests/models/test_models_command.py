@@ -113,16 +113,10 @@ def test_show_tells_what_guesses_for_whom(capsys, tmp_path) -> None:
     assert "a layer of its own can guess for it (MTP)" in capsys.readouterr().out
 
 
-def test_path_prints_the_path_and_nothing_else(capsys) -> None:
-    assert command_line.main(["models", "path", "target"]) == 0
-    assert capsys.readouterr() == (f"{PAIR.target}\n", "")
-
-
 def test_help_needs_no_model_library() -> None:
     code = (
         "import sys; from edgespec.cli.command_line import main;"
         "main(['models', 'show', '--help']);"
-        "main(['models', 'path', 'target']);"
         "sys.exit(any(name in sys.modules for name in ('llama_cpp', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

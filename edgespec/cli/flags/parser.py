@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 COMMANDS = {
     "generate": "continue a prompt",
     "chat": "chat with a model in the terminal",
-    "completion": "print a completion script for a shell",
     "serve": "run an HTTP server with OpenAI's API",
     "batch": "answer a file of requests in OpenAI's batch format",
     "rpc-server": "lend this machine's memory to a model on another",
@@ -255,10 +254,3 @@ def _parsers(chosen: str | None = ALL) -> tuple[_Parser, dict[str, _Parser], dic
         if chosen in (name, ALL) or (is_unknown and name == "models"):
             of_models = command_module(name).add_to(command) or of_models
     return parser, commands, of_models
-
-
-def completion(shell: str) -> str:
-    """The completion script for a shell. Raises UsageError if shtab is not installed."""
-    with extras.needed("completion", "completion scripts need shtab"):
-        import shtab
-    return str(shtab.complete(_parsers()[0], shell))

@@ -13,7 +13,7 @@ _EXAMPLES = """\
 examples:
   edgespec models list
   edgespec models show draft
-  edgespec generate -m "$(edgespec models path target)" -p 'import os'
+  edgespec generate -m target -p 'import os'
 
 A model is given by its name in `models list` (`embedded` and `target` are the target that comes
 with edgespec, `draft` is its draft, `mixture` a mixture of experts for the same draft) or by the
@@ -22,7 +22,6 @@ path of a file or folder: write ./target for a file of that name."""
 COMMANDS = {
     "list": ("describing", "list the models that come with edgespec or are cached"),
     "show": ("describing", "describe a model"),
-    "path": ("describing", "print the path of a model"),
     "pull": ("keeping", "download a model"),
     "rm": ("keeping", "delete a model of the cache"),
     "enlarge": ("making", "write a larger model that generates the same text"),

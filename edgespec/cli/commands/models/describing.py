@@ -1,4 +1,4 @@
-"""`edgespec models list`, `show` and `path`: what is known of models."""
+"""`edgespec models list` and `show`: what is known of models."""
 
 from __future__ import annotations
 
@@ -73,17 +73,6 @@ def run_show(args: argparse.Namespace, console: Console) -> None:
 
     described = describe(catalogue.find(args.model))
     console.result(args, Report(*_facts(described)))
-
-
-def add_path(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Print the path of a model, and nothing else."
-    parser.epilog = 'example:\n  edgespec generate -m "$(edgespec models path target)"'
-    parser.add_argument("model", metavar="MODEL", help="a name or a path")
-    groups.flag(parser, "--json", "one JSON object on stdout")
-
-
-def run_path(args: argparse.Namespace, console: Console) -> None:
-    console.result(args, Report(Row("path", catalogue.find(args.model), str)))
 
 
 def _facts(described: ModelDescription) -> Iterator[Row]:
