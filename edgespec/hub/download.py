@@ -25,8 +25,8 @@ MAX_FAILURES = 5
 """Consecutive failures without progress before giving up."""
 PAUSE_S = 1.0
 """Seconds to wait after the first failure, doubled after each consecutive one."""
-_PASSING = {408, 429, *range(500, 600)}
-"""Answers after which a retry may succeed."""
+_PASSING = {None, 408, 429, *range(500, 600)}
+"""Answers after which a retry may succeed; None: no answer."""
 
 
 class HubFailure(FetchError):
@@ -68,8 +68,6 @@ class Download:
         """
         self.partial.parent.mkdir(parents=True, exist_ok=True)
         with self.partial.open("ab", buffering=0) as file:
-            if file.tell() > self.size_bytes:
-                file.truncate(0)
             failures, before = 0, -1
             while before < file.tell() < self.size_bytes:
                 before = file.tell()
@@ -77,10 +75,8 @@ class Download:
                     self._append(file, report)
                 except (httpx2.TransportError, HfHubHTTPError) as error:
                     failures = 0 if file.tell() > before else failures + 1
-                    answer = getattr(error, "response", None)
-                    if failures > MAX_FAILURES or (
-                        answer is not None and answer.status_code not in _PASSING
-                    ):
+                    answer = getattr(getattr(error, "response", None), "status_code", None)
+                    if failures > MAX_FAILURES or answer not in _PASSING:
                         raise
                     time.sleep(PAUSE_S * 2 ** max(0, failures - 1))
                     before = -1
