@@ -183,7 +183,7 @@ class Hub:
             raise HubFailure(*self._explained(error, reference)) from error
 
     def _explained(self, error: Exception, reference: HubReference) -> tuple[str, str]:
-        """What happened, and what to do."""
+        """The reason of an error, and what to do."""
         repo, hub = reference.repo, self.endpoint
         if isinstance(error, GatedRepoError):
             advice = f"accept its terms at {hub}/{repo} and set HF_TOKEN to a token of that account"
