@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 1374,
     "chat": 1794,
     "cli": 4668,
-    "completions": 4010,
+    "completions": 3979,
     "concurrency": 540,
     "diagnosis": 480,
     "engine": 4056,

@@ -123,10 +123,10 @@ class Completion(Closeable):
         self.parts: list[AnswerPart] = []
         """The parts of the current text so far; `finish_reason` is that of its end."""
         self.finish_reason = "stop"
-        self._waiting = deque(sources[1:])
+        self._waiting = deque(sources)
         """Generations not started yet."""
-        self._background: deque[tuple[ChoiceSource, Tokens]] = deque()
-        """Generations that run while an earlier one is consumed."""
+        self._running: deque[tuple[ChoiceSource, Tokens]] = deque()
+        """The generation that is consumed, and those that run meanwhile."""
         self.usage = Usage()
         """Token counts of the generations that have ended; it grows until the response ends."""
         self._first_marks = self.marks = marks or {}
@@ -137,13 +137,17 @@ class Completion(Closeable):
         self._stream: Iterator[Answer] | None = None
         self.is_cut = False
         """True if a text was cancelled, or not started because of a cancellation."""
-        self.source = sources[0]
-        self._tokens = self.source.start()
+        self._begin()
+
+    @property
+    def source(self) -> ChoiceSource:
+        """The current generation."""
+        return self._running[0][0]
 
     @property
     def result(self) -> GenerationResult:
         """Result of the current generation, once it has ended."""
-        return self._tokens.result
+        return self._running[0][1].result
 
     def expire(self) -> None:
         """End all texts soon, from any thread, as if each had reached its limit of tokens."""
@@ -153,23 +157,20 @@ class Completion(Closeable):
     def cancel(self) -> None:
         """End all texts soon and start no further ones, from any thread."""
         self._is_ending = True
-        self._tokens.cancel()
-        for _, tokens in list(self._background):
+        for _, tokens in [*self._running]:
             tokens.cancel()
 
     def close(self) -> None:
         """Cancel all generations and wait for them. Idempotent."""
-        self._is_ending = True
-        for _, tokens in self._background:
-            tokens.cancel()
-        self._tokens.close()
+        self.cancel()
+        self._running[0][1].close()
         with suppress(Exception):  # a failed generation has no result
             self._count()
-        while self._background:
-            _, tokens = self._background.popleft()
+        while len(self._running) > 1:
+            _, tokens = self._running.pop()
             tokens.close()
             with suppress(Exception):
-                self._hear(tokens.result)
+                self._service.on_result(tokens.result)
 
     def __iter__(self) -> Self:
         return self
@@ -206,37 +207,35 @@ class Completion(Closeable):
                 logged = [event for event in events if event.logprobs is not None]
                 choices.append({"index": source.index} | self.reply.choice(self, logged))
                 n_characters += len(self.result.text)
-                if len(choices) > 1:
-                    self._check_size(n_characters)
+                most = request_limits.MAX_ANSWER_CHARACTERS
+                if self._service.limits_answers and len(choices) > 1 and n_characters > most:
+                    raise RequestError(
+                        f"the choices have more than {most:,} characters together: ask "
+                        "for fewer choices or fewer tokens, or for a stream",
+                        "n",
+                    )
             return self.reply.whole(choices, self)
 
     def _generations(self) -> Iterator[ChoiceSource]:
-        """Make each generation current in turn; further ones may run in the background."""
+        """Make each generation current in turn."""
         yield self.source
-        while self._waiting or self._background:
+        while self._waiting or len(self._running) > 1:
             if self.is_cut or (self._is_ending and not self._is_expired):
                 self.is_cut = True
                 return
-            if self._background:
-                self.source, self._tokens = self._background.popleft()
-            else:
-                self.source = self._waiting.popleft()
-                self._tokens = self.source.start()
-            if self._is_ending:  # cancelled since it was checked
-                self._tokens.cancel()
+            if len(self._running) == 1:
+                self._begin()
+            self._running.popleft()
             yield self.source
 
-    def _begin_others(self) -> None:
-        """Start further generations, which can reuse the prompt that is now in the KV cache."""
-        while (
-            self._waiting and len(self._background) + 1 < self._n_at_once() and not self._is_ending
-        ):
-            source = self._waiting.popleft()
-            tokens = source.start()
-            tokens.run_ahead()
-            self._background.append((source, tokens))
-            if self._is_ending:  # cancelled since it was checked
-                self.cancel()
+    def _begin(self) -> Tokens:
+        """Start the next generation."""
+        source = self._waiting.popleft()
+        tokens = source.start()
+        self._running.append((source, tokens))
+        if self._is_ending:  # cancelled since it was checked
+            tokens.cancel()
+        return tokens
 
     def _text(self, source: ChoiceSource) -> Iterator[Step]:
         """Changes of the current generation's parts, and its end."""
@@ -253,8 +252,10 @@ class Completion(Closeable):
                 if change.is_told:
                     waiting.clear()
 
-        for event in self._tokens:
-            self._begin_others()
+        for event in self._running[0][1]:
+            # further generations can reuse the prompt that is now in the KV cache
+            while self._waiting and len(self._running) < self._n_at_once() and not self._is_ending:
+                self._begin().run_ahead()
             if isinstance(event, PromptProgress):
                 yield Step(source.index, progress=event)
                 continue
@@ -283,11 +284,7 @@ class Completion(Closeable):
         self.usage.completion_tokens += len(result.tokens)
         self.marks = self._first_marks | answers.marks(result)
         self.is_cut |= result.finish_reason == "cancelled" and not self._is_expired
-        self._hear(result)
-
-    def _hear(self, result: GenerationResult) -> None:
-        if self._service.on_result is not None:
-            self._service.on_result(result)
+        self._service.on_result(result)
 
     def _finish_reason(self, has_calls: bool) -> str:
         """The reason in OpenAI's format, which has none for a session that is closed."""
@@ -296,12 +293,3 @@ class Completion(Closeable):
         if self._is_expired and self.result.finish_reason == "cancelled":
             return "length"
         return answers.finish_reason(self.result, has_calls)
-
-    def _check_size(self, n_characters: int) -> None:
-        most = request_limits.MAX_ANSWER_CHARACTERS
-        if self._service.limits_answers and n_characters > most:
-            raise RequestError(
-                f"the choices have more than {most:,} characters together: ask "
-                "for fewer choices or fewer tokens, or for a stream",
-                "n",
-            )

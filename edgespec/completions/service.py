@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from edgespec.chat.messages import Message
@@ -67,16 +67,6 @@ class Generates(Protocol):
     def submit(self, request: TextRequest) -> Tokens: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """A prompt's tokens, stored compactly while the request waits."""
-
-    tokens: array[int]
-    param: str
-    """Name of its field in the request."""
-    shown: Mapping[int, str] = field(default_factory=dict)
-
-
 @dataclass(eq=False)
 class Completions:
     """Starts chat and completion requests for one model."""
@@ -89,7 +79,7 @@ class Completions:
     """Defaults of requests, by fields of `SamplingParams`."""
     limits_answers: bool = False
     """True: whole responses with log probabilities or several choices have a server's limits."""
-    on_result: OnResult | None = None
+    on_result: OnResult = lambda _: None
     """Called with the result of each generation."""
     n_at_once: Callable[[], int] = lambda: 1
     """Number of generations of a request that may run in parallel."""
@@ -147,15 +137,18 @@ class Completions:
         tools, prompt = request.offered_tools, self._prompt(request)
         grammar = grammar_of_chat(request, prompt.template)
         prompt, wrap = self._with_reasoning(request, prompt, grammar is not None)
-        tokens = _Prompt(array("i", prompt.tokens), "messages", shown=prompt.hidden_marks)
-        keeps = bool(tools) or not request.stream  # text that may be a call is held back
-        kept_bytes = self._kept_bytes(request, [tokens]) if keeps else 0
         functions = [tool["function"] for tool in tools or ()]
         schemas = {function["name"]: function.get("parameters") for function in functions}
-        writer = partial(MessageWriter, prompt, schemas)
-        sources = self._sources(request, [tokens], client, grammar, wrap)
-        reply = reply or ChatReply(self, request)
-        return self._completion(request, sources, reply, grammar, kept_bytes, writer)
+        return self._completion(
+            request,
+            reply or ChatReply(self, request),
+            client,
+            {"messages": prompt.tokens},
+            grammar,
+            wrap,
+            partial(MessageWriter, prompt, schemas),
+            prompt.hidden_marks,
+        )
 
     def _prompt(self, request: ChatRequest) -> ChatPrompt:
         try:
@@ -198,80 +191,24 @@ class Completions:
         self, request: CompletionRequest, reply: Reply | None = None, client: str = ""
     ) -> Completion:
         """Start the completion of prompts. Raises UsageError."""
-        is_one = len(request.prompt) == 1
-        prompts = [
-            self._encoded(one, "prompt" if is_one else f"prompt.{place}", request)
-            for place, one in enumerate(request.prompt)
-        ]
+        prompts = {}
+        for place, one in enumerate(request.prompt):
+            param = "prompt" if len(request.prompt) == 1 else f"prompt.{place}"
+            prompts[param] = self._encoded(one, param, request)
         grammar = grammar_of(request.response_format)
-        kept_bytes = 0 if request.stream else self._kept_bytes(request, prompts)
-        sources = self._sources(request, prompts, client, grammar)
         reply = reply or TextReply(self, request)
-        return self._completion(request, sources, reply, grammar, kept_bytes)
+        return self._completion(request, reply, client, prompts, grammar)
 
     def _encoded(
         self, prompt: str | Sequence[int], param: str, request: CompletionRequest
-    ) -> _Prompt:
+    ) -> Sequence[int]:
         if not isinstance(prompt, str):
             check_tokens(prompt, self._session.target.n_vocab, param)
-            return _Prompt(array("i", prompt), param)
+            return prompt
         with _about(param):
             if request.suffix:
-                tokens = self.filling.prompt(prompt, request.suffix, param="suffix")
-            else:
-                tokens = self._session.encode(prompt)
-        return _Prompt(array("i", tokens), param)
-
-    def _sources(
-        self,
-        request: CommonRequest,
-        prompts: Sequence[_Prompt],
-        client: str,
-        grammar: Grammar | None,
-        wrap: Wrap | None = None,
-    ) -> list[ChoiceSource]:
-        """Generations in the order of their choices.
-
-        `wrap` changes their constraints. All prompts are checked first. Raises UsageError.
-        """
-        sampling = self.sampling_of(request)
-        shared = TextRequest(
-            prompt_tokens=(),
-            max_tokens=self.limit_of(request),
-            stop=tuple(request.stop or ()),
-            n_logprobs=request.n_logprobs,
-            runs_ahead=self.writes_ahead or not request.stream,
-            client=client,
-        )
-
-        follows = bool(request.stream and request.return_progress)
-
-        def start(prompt: _Prompt, copy: int, grammar: Grammar | None) -> Tokens:
-            constraint = None if grammar is None else self._session.constraint(grammar)
-            seed = (sampling.seed + copy) % (1 << 64)
-            text = replace(
-                shared,
-                prompt_tokens=tuple(prompt.tokens),
-                sampling=sampling.model_copy(update={"seed": seed}),
-                yields_progress=follows and copy == 0,
-                constraint=wrap(constraint) if wrap else constraint,
-                notes=() if grammar is None else grammar.notes,
-                shown=prompt.shown,
-            )
-            with _about(prompt.param):
-                return self._session.submit(text)
-
-        sources: list[ChoiceSource] = []
-        for place, prompt in enumerate(prompts):
-            if len(prompt.tokens) > (most := self.max_prompt_tokens or len(prompt.tokens)):
-                with _about(prompt.param):
-                    raise ContextOverflow(most, len(prompt.tokens))
-            if place:  # the first prompt is checked when its generation starts
-                start(prompt, 0, None).close()
-            for copy in range(request.copies):
-                begin, index = partial(start, prompt, copy, grammar), len(sources)
-                sources.append(ChoiceSource(begin, index, copy == 0, len(prompt.tokens)))
-        return sources
+                return self.filling.prompt(prompt, request.suffix, param="suffix")
+            return self._session.encode(prompt)
 
     def limit_of(self, request: CommonRequest) -> int | None:
         """Most tokens of each text; None: as many as fit into the context."""
@@ -286,13 +223,13 @@ class Completions:
             fields["logit_bias"] = dict(fields.get("logit_bias", {})) | forbidden
         return SamplingParams(**fields)
 
-    def _kept_bytes(self, request: CommonRequest, prompts: Sequence[_Prompt]) -> int:
+    def _kept_bytes(self, request: CommonRequest, prompts: Collection[Sequence[int]]) -> int:
         """Memory of a whole response. Raises RequestError if it may become too large."""
         n_others, limit = request.n_logprobs, self.limit_of(request)
         copies = 1 if request.stream else request.copies
         if copies * len(prompts) == 1 and n_others is None:
             return 0
-        n_tokens = copies * sum(self._session.most_tokens(len(p.tokens), limit) for p in prompts)
+        n_tokens = copies * sum(self._session.most_tokens(len(one), limit) for one in prompts)
         if self.limits_answers and n_others is not None:
             most = request_limits.max_answer_tokens(n_others)
             if n_tokens > most:
@@ -306,12 +243,56 @@ class Completions:
     def _completion(
         self,
         request: CommonRequest,
-        sources: Sequence[ChoiceSource],
         reply: Reply,
+        client: str,
+        prompts: Mapping[str, Sequence[int]],
         grammar: Grammar | None,
-        kept_bytes: int,
+        wrap: Wrap | None = None,
         new_writer: Callable[[], MessageWriter] = MessageWriter,
+        shown: Mapping[int, str] = MappingProxyType({}),
     ) -> Completion:
+        """The answer to `prompts`, by the names of their fields; all are checked first.
+
+        `wrap` changes the constraints of its texts. Raises UsageError.
+        """
+        sampling = self.sampling_of(request)
+        shared = TextRequest(
+            prompt_tokens=(),
+            max_tokens=self.limit_of(request),
+            stop=tuple(request.stop or ()),
+            n_logprobs=request.n_logprobs,
+            shown=shown,
+            client=client,
+            notes=() if grammar is None else grammar.notes,
+            runs_ahead=self.writes_ahead or not request.stream,
+        )
+
+        def start(param: str, text: TextRequest, grammar: Grammar | None) -> Tokens:
+            constraint = None if grammar is None else self._session.constraint(grammar)
+            constraint = wrap(constraint) if wrap else constraint
+            with _about(param):
+                return self._session.submit(replace(text, constraint=constraint))
+
+        # text that may be a call is held back
+        keeps = not request.stream or getattr(request, "offered_tools", None)
+        kept_bytes = self._kept_bytes(request, prompts.values()) if keeps else 0
+        sources: list[ChoiceSource] = []
+        for param, tokens in prompts.items():
+            if len(tokens) > (most := self.max_prompt_tokens or len(tokens)):
+                with _about(param):
+                    raise ContextOverflow(most, len(tokens))
+            text = replace(shared, prompt_tokens=tuple(tokens))
+            if sources:  # the first prompt is checked when its generation starts
+                start(param, text, None).close()
+            for copy in range(request.copies):
+                seed = (sampling.seed + copy) % (1 << 64)
+                text = replace(
+                    text,
+                    sampling=sampling.model_copy(update={"seed": seed}),
+                    yields_progress=bool(request.stream and request.return_progress and not copy),
+                )
+                begin, index = partial(start, param, text, grammar), len(sources)
+                sources.append(ChoiceSource(begin, index, copy == 0, len(tokens)))
         unchecked = () if grammar is None else grammar.unchecked_formats
         # buffered tokens with log probabilities would take much memory
         is_one = grammar is not None or (request.stream and request.n_logprobs is not None)
