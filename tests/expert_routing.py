@@ -35,7 +35,7 @@ def record(path: Path, tokens: Sequence[int], n_new: int, n_ctx: int = 512) -> l
         if name.startswith(CHOICE):
             if not ask:
                 layer = int(name.removeprefix(CHOICE))
-                seen[-1].append((layer, abi.int32_rows(node).copy()))
+                seen[-1].append((layer, abi.values_of(node, np.int32)[0, 0].copy()))
             return True
         return not ask
 

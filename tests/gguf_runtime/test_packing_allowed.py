@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from edgespec.models.embedded import embedded_pair
 from edgespec.registry import ModelRequest
+from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.entry import GgufRuntime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import loading, log
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.quantiser import quantise
-from edgespec_runtimes.gguf.weights.packing import placement_as_stored, resident_weights
+from edgespec_runtimes.gguf.weights.packing import placement_as_stored
 
 PAIR = embedded_pair()
 
@@ -55,9 +57,10 @@ def test_resident_weights_take_what_the_plan_says(
         pytest.skip("this build of llama.cpp cannot pack weights here")
     path = tmp_path / "model.gguf"
     quantise(PAIR.target, path, kind)
-    planned = resident_weights(read_header(path))
-    assert planned.weights / 2**20 == pytest.approx(sum(buffers(path).values()), abs=0.05)
-    assert (planned.loading > 0) == ("CPU_REPACK" in buffers(path))
+    with closing(runtime.prepare(request(path, "target"))) as prepared:
+        weights, largest = prepared.needs().resident or ()
+    assert weights.nbytes / 2**20 == pytest.approx(sum(buffers(path).values()), abs=0.05)
+    assert (largest.nbytes > 0) == ("CPU_REPACK" in buffers(path))
 
 
 @pytest.mark.parametrize("features", [["AVX2"], ["AVX2", "AMX_INT8"]])

@@ -101,27 +101,16 @@ class GgufHead(HiddenStateReader):
         return super().committed_of(slot) + self._has_first
 
     def take_features(self, position: int, rows: np.ndarray) -> None:
-        known, waiting = self._known, self._waiting
-        rows = rows[: max(0, len(self._features) - position)].reshape(-1, self._n_fused)
-        end, n_waiting = position + len(rows), len(waiting)
-        self._known = range(
-            known.start if position in known or position == known.stop else position, end
-        )
-        if position == waiting.stop and n_waiting + len(rows) < len(self._states):
-            self._states[n_waiting : n_waiting + len(rows)] = rows
-            self._waiting = range(waiting.start, end)
-            return
-        with self._users.use():
-            if position != waiting.stop:
-                self._fuse_waiting()
-                self._waiting = range(position, position)
-            while len(rows):
-                room = self._states[len(self._waiting) :]
-                taken, rows = rows[: len(room)], rows[len(room) :]
-                room[: len(taken)] = taken
-                self._waiting = range(self._waiting.start, self._waiting.stop + len(taken))
-                if len(self._waiting) == len(self._states):
+        known, rows = self._known, rows[: max(0, len(self._features) - position)]
+        begin = known.start if position in known or position == known.stop else position
+        self._known = range(begin, position + len(rows))
+        for place, row in enumerate(rows.reshape(-1, self._n_fused), position):
+            if place != self._waiting.stop or len(self._waiting) == len(self._states):
+                with self._users.use():
                     self._fuse_waiting()
+                self._waiting = range(place, place)
+            self._states[len(self._waiting)] = row
+            self._waiting = range(self._waiting.start, place + 1)
 
     def drop_features(self, n_tokens: int) -> None:
         self._known = range(min(self._known.start, n_tokens), min(self._known.stop, n_tokens))

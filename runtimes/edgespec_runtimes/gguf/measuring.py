@@ -42,7 +42,7 @@ from edgespec_runtimes.gguf.weights.offloading import (
     place_layers,
     to_servers,
 )
-from edgespec_runtimes.gguf.weights.packing import packed_matrices, resident_weights
+from edgespec_runtimes.gguf.weights.packing import packed_matrices
 from edgespec_runtimes.gguf.weights.paged_experts import expert_sizes
 from edgespec_runtimes.gguf.weights.rounding import invariant_types, turn_notes
 
@@ -108,7 +108,10 @@ class MeasuredGguf(PreparedModel):
     def _needs(self) -> ModelNeeds:
         owner, on_gpu = self.request.owner, self.offloading
         elsewhere = on_gpu.names | (skipped(self._header) if owner == "target" else frozenset())
-        resident = resident_weights(self._header, elsewhere)
+        here = [tensor for tensor in self._header.tensors if tensor.name not in elsewhere]
+        packed = {tensor.name for tensor in packed_matrices(self._header)}
+        # a packed tensor is first read whole
+        loading_bytes = max((one.nbytes for one in here if one.name in packed), default=0)
         kv_bytes = max(sizes.kv_bytes for _, sizes in self.contexts)
         held_bytes = kv_bytes - max(self._line_bytes(sizes) for _, sizes in self.contexts)
         n_cells = self._info.n_cells or self._info.n_slots * self._info.n_ctx
@@ -128,8 +131,8 @@ class MeasuredGguf(PreparedModel):
             fixed=tuple(fixed),
             batches=tuple(self._batch_needs(shape, sizes) for shape, sizes in self.contexts),
             resident=(
-                MemoryRow(owner, "weights", resident.weights),
-                MemoryRow(owner, LOADING, max(resident.loading, on_gpu.loading_bytes)),
+                MemoryRow(owner, "weights", sum(tensor.nbytes for tensor in here)),
+                MemoryRow(owner, LOADING, max(loading_bytes, on_gpu.loading_bytes)),
             ),
             cell_bytes=self.token_bytes * (self._info.n_cells > 0 and not on_gpu.names),
             text_bytes=(TILE_ROWS * self.token_bytes + 4 * self._info.n_vocab) * holds_texts,
@@ -137,12 +140,11 @@ class MeasuredGguf(PreparedModel):
         )
         if owner == "draft":
             return needs
-        is_packed = bool(packed_matrices(self._header))
         return replace(
             needs,
             paged=(
                 MemoryRow(owner, "norms and other small tensors", self._mapped.unpaged_bytes),
-                *((MemoryRow(owner, "copy of what is packed", PIECE_BYTES),) * is_packed),
+                *((MemoryRow(owner, "copy of what is packed", PIECE_BYTES),) * bool(packed)),
                 *((MemoryRow(owner, "lower bits", LOWER_BYTES),) * bool(self._mapped.nested)),
             ),
             cuts=tuple(tuple(group.size for group in groups) for groups in self._mapped.cuts),

@@ -44,7 +44,9 @@ class ExpertProducts(Closeable):
         """
         product = abi.GgmlTensor.from_address(node)
         operand = abi.GgmlTensor.from_address(product.src[1] or 0)
-        inputs, outputs = _rows(operand), _rows(product)
+        # [n_tokens, n_places, n]
+        inputs = abi.values_of(product.src[1] or 0, np.float32)[0]
+        outputs = abi.values_of(node, np.float32)[0]
         tokens, places = np.nonzero(np.isin(choices, experts, kind="table"))
         most_rows = max(1, BUFFER_BYTES // (_FLOAT_BYTES * (operand.ne[0] + product.ne[0])))
         for begin in range(0, len(tokens), most_rows):
@@ -74,15 +76,6 @@ class ExpertProducts(Closeable):
         self._product.src[2] = ctypes.addressof(self._ids)
         self._graph.compute()
         return out
-
-
-def _rows(tensor: Any) -> np.ndarray:
-    """The float32 rows of a tensor in host memory, not a copy: [n_tokens, n_places, n]."""
-    (n, n_places, n_tokens, _), (_, place_bytes, token_bytes, _) = tensor.ne, tensor.nb
-    nbytes = (n_tokens - 1) * token_bytes + (n_places - 1) * place_bytes + n * _FLOAT_BYTES
-    content = memoryview((ctypes.c_char * nbytes).from_address(tensor.data))
-    strides = (token_bytes, place_bytes, _FLOAT_BYTES)
-    return np.ndarray((n_tokens, n_places, n), np.float32, content, strides=strides)
 
 
 def _fill(tensor: Any, like: Any, rows: np.ndarray) -> None:

@@ -73,13 +73,15 @@ def float_rows(address: int, n_rows: int, n_values: int) -> np.ndarray:
     return np.frombuffer(content, np.float32).reshape(n_rows, n_values)
 
 
-def int32_rows(tensor: int) -> np.ndarray:
-    """A view of an int32 matrix in host memory, [ne[1], ne[0]]."""
-    matrix = GgmlTensor.from_address(tensor)
-    n_columns, n_rows, row_bytes = matrix.ne[0], matrix.ne[1], matrix.nb[1]
-    nbytes = (n_rows - 1) * row_bytes + 4 * n_columns if n_rows else 0
-    content = memoryview((ctypes.c_char * nbytes).from_address(matrix.data))
-    return np.ndarray((n_rows, n_columns), np.int32, content, strides=(row_bytes, 4))
+def values_of(tensor: int, kind: type) -> np.ndarray:
+    """The elements of a tensor in host memory, of this kind of numbers, not a copy: [ne[3], ne[2],
+    ne[1], ne[0]]."""
+    fields = GgmlTensor.from_address(tensor)
+    shape, strides = tuple(fields.ne)[::-1], tuple(fields.nb)[::-1]
+    reach = sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    nbytes = reach + np.dtype(kind).itemsize if all(shape) else 0
+    content = memoryview((ctypes.c_char * nbytes).from_address(fields.data or 0))
+    return np.ndarray(shape, kind, content, strides=strides)
 
 
 def ggml() -> ctypes.CDLL:

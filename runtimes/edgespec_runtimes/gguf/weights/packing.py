@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT, PER_LAYER_EMBEDDINGS
@@ -18,22 +17,6 @@ from edgespec_runtimes.gguf.llama import ggml, loading
 from edgespec_runtimes.gguf.weights.segments import WeightGroup
 
 _LOOKED_UP = (EMBEDDINGS, PER_LAYER_EMBEDDINGS, "position_embd.weight")
-
-
-@dataclass(frozen=True, slots=True)
-class ResidentWeights:
-    """Sizes of resident weights in bytes."""
-
-    weights: int
-    loading: int
-    """Bytes of the largest packed tensor, which is first read whole."""
-
-
-def resident_weights(header: GgufFile, elsewhere: Collection[str] = ()) -> ResidentWeights:
-    """Sizes of the weights, except tensors in `elsewhere`; tests packing, unless cached."""
-    total = sum(tensor.nbytes for tensor in header.tensors if tensor.name not in elsewhere)
-    packed = [tensor.nbytes for tensor in packed_matrices(header) if tensor.name not in elsewhere]
-    return ResidentWeights(total, max(packed, default=0))
 
 
 def multiplied_matrices(header: GgufFile) -> list[TensorEntry]:

@@ -17,6 +17,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from edgespec.concurrency.owning import close_all
 from edgespec.memory.budget import MemoryPlan
 from edgespec.paging.reader import DirectReader, Reader, ReadLimit
@@ -34,7 +36,7 @@ from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.weights.mapped_weights import MappedWeights
 from edgespec_runtimes.gguf.weights.packing import packed_fields
 from edgespec_runtimes.gguf.weights.paged_experts import Mixture, PagedExperts
-from edgespec_runtimes.gguf.weights.row_tables import LOOKUP, RowTable, rows_named
+from edgespec_runtimes.gguf.weights.row_tables import LOOKUP, RowTable
 from edgespec_runtimes.gguf.weights.segments import (
     MATMULS,
     TracedWeight,
@@ -299,7 +301,7 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
         weight, rows = self._tables[address]
         weight.pointer.value = rows.address
         index = ctypes.c_uint64.from_address(node + abi.SRC_OFFSET + POINTER_BYTES).value
-        rows.fetch(rows_named(index))
+        rows.fetch(abi.values_of(index, np.int32).ravel().tolist())
 
     def _point(self, index: int) -> int | None:
         """Acquire a segment and point its weights to it; returns its address, None once

@@ -175,7 +175,7 @@ class PagedExperts:
         self._pointed.add(layer)
         for weight, address, stride_bytes in self._weights[layer]:
             weight.pointer.value, weight.stride.value = address, stride_bytes
-        choices = abi.int32_rows(node)
+        choices = abi.values_of(node, np.int32)[0, 0]
         fits = self.cache.holds(layer, choices.size) or self.cache.holds(
             layer, len(chosen_experts(choices))
         )

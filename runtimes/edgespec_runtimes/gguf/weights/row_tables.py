@@ -5,12 +5,9 @@ Knows a lookup's node in the graph and the table's position in its file, but no 
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
-
-import numpy as np
 
 from edgespec.concurrency.owning import close_all
 from edgespec.paging.reader import BLOCK_BYTES, AlignedMemory, Extent
@@ -20,7 +17,6 @@ from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.kit.row_file import RowFile
 
 LOOKUP = "GET_ROWS"
-_I32_BYTES = 4
 _INPUT_OPS = ("NONE", "VIEW", "RESHAPE")
 
 
@@ -33,17 +29,6 @@ def n_rows_named(index: int) -> int:
             return 0
         address = tensor.view_src
     return prod(abi.GgmlTensor.from_address(index).ne) if index else 0
-
-
-def rows_named(index: int) -> set[int]:
-    """The row numbers in an index, for the running pass."""
-    tensor = abi.GgmlTensor.from_address(index)
-    shape, strides = tuple(tensor.ne), tuple(tensor.nb)
-    if prod(shape[1:]) == 1 and strides[0] == _I32_BYTES:
-        return set((ctypes.c_int32 * shape[0]).from_address(tensor.data))
-    end = _I32_BYTES + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-    raw = (ctypes.c_char * end).from_address(tensor.data)
-    return set(np.ndarray(shape, np.int32, raw, strides=strides).ravel().tolist())
 
 
 def bytes_for(entry: TensorEntry, n_rows: int) -> int:
