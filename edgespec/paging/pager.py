@@ -302,7 +302,7 @@ class WeightPager(Closeable):
                 n = self._reader.read(run, lower, lambda: self._is_unwanted(slot))
                 if not self._is_unwanted(slot):
                     began = self._clock()
-                    piece.upper.merge(lower[run.slot_offset :][: piece.lower_bytes], into)
+                    piece.merge(lower[run.slot_offset :][: piece.lower_bytes], into)
                     merged_s = self._clock() - began
         except BaseException as exc:  # noqa: BLE001 - it is raised in the consumer's thread
             failure = exc

@@ -71,13 +71,6 @@ class Run:
             yield Run(self.file_index, self.start + at, nbytes, needed, self.slot_offset + at)
 
 
-class UpperPart(Protocol):
-    """The upper bits of weights, in memory."""
-
-    def merge(self, lower: memoryview, out: memoryview) -> None:
-        """Write the bytes of the model's file, of which `lower` has the rest, to `out`."""
-
-
 @dataclass(frozen=True, slots=True)
 class NestedRun:
     """A part of a slot of which only the lower bits are read."""
@@ -88,7 +81,9 @@ class NestedRun:
     slot_offset: int
     nbytes: int
     """Bytes of the slot that they are merged to."""
-    upper: UpperPart
+    merge: Callable[[memoryview, memoryview], None]
+    """Writes to the second memory the bytes of the model's file of which the first has the lower
+    bits."""
 
 
 class Segment:

@@ -4,18 +4,22 @@ differs."""
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import EdgespecError, ModelError
+from edgespec.errors import EdgespecError, ModelError, WeightReadError
+from edgespec.files import unfinished
 from edgespec.files.cache_folder import lower_parts
 from edgespec.models.embedded import embedded_pair
 from edgespec.models.enlarging import enlarge
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec.values import NESTED
+from edgespec_runtimes.enlarge.gguf import trim
 from edgespec_runtimes.enlarge.gguf.trim import nest
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama.quantiser import quantise
@@ -23,6 +27,7 @@ from edgespec_runtimes.gguf.llama.quantiser import quantise
 PROMPT = "def read(path):\n    with open(path) as file:\n"
 TARGET_BYTES = 48 << 20
 RULES = EngineSettings(remember=False, step_aside=False, lookup=False)
+FEW = EngineSettings(remember=False, step_aside=False, lookup=False, draft_max=1)
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +114,30 @@ def test_lower_bits_that_are_not_the_drafts_are_refused(
         session.plan(LoadSettings(model=target, draft=out, memory_budget="1GiB", ctx_size=256))
 
 
+@pytest.mark.parametrize("is_upper", [True, False])
+def test_a_damaged_byte_is_told_before_any_token(
+    target: Path, draft: Path, tmp_path: Path, is_upper: bool
+) -> None:
+    """Samples of a file did not show it, and the text was another one."""
+    out = tmp_path / "draft.gguf"
+    for source, copy in ((draft, out), (lower_parts(draft), lower_parts(out))):
+        shutil.copy(source, copy)
+    damaged = out if is_upper else lower_parts(out)
+    entry = read_header(damaged).tensors_by_name["blk.1.ffn_up.weight"]
+    with damaged.open("r+b") as file:
+        file.seek(entry.offset + entry.nbytes // 2)
+        byte = file.read(1)[0] ^ 4
+        file.seek(entry.offset + entry.nbytes // 2)
+        file.write(bytes([byte]))
+    said: list[int] = []
+    with (
+        pytest.raises(WeightReadError, match=r"is damaged at byte .* make it again"),
+        session.load(settings(target, out, 0), RULES) as loaded,
+    ):
+        said.extend(event.token for event in loaded.stream(PROMPT, max_tokens=8))
+    assert said == []
+
+
 def test_a_draft_of_another_file_is_refused(target: Path, draft: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.gguf"
     raw = bytearray(target.read_bytes())
@@ -124,6 +153,41 @@ def test_one_that_is_interrupted_leaves_nothing(target: Path, tmp_path: Path) ->
 
     with pytest.raises(KeyboardInterrupt):
         nest(target, tmp_path / "draft.gguf", NESTED[0], range(4096), interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
+def test_a_killed_process_leaves_nothing_that_is_taken_for_whole(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import os, sys; from pathlib import Path\n"
+        "from edgespec_runtimes.enlarge.gguf.trim import nest\n"
+        "def end(what, share): share > 0.5 and os.kill(os.getpid(), 9)\n"
+        "nest(Path(sys.argv[1]), Path(sys.argv[2]), 'nested', range(4096), end)"
+    )
+    out = tmp_path / "draft.gguf"
+    killed = subprocess.run([sys.executable, "-c", code, target, out], check=False)
+    assert killed.returncode == -9
+    assert all(path.name.startswith(".") for path in tmp_path.iterdir())
+    monkeypatch.setattr(unfinished, "MIN_AGE_S", 0.0)
+    nest(target, out, NESTED[0], range(4096))
+    assert {*tmp_path.iterdir()} == {out, lower_parts(out)}
+
+
+@pytest.mark.parametrize("most_bytes", [1 << 20, 22 << 20])
+def test_a_disk_that_becomes_full_leaves_nothing(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int
+) -> None:
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(trim, "_can_be_opened", lambda model, out: True)  # it writes no blocks
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
+    try:
+        with pytest.raises(EdgespecError, match="could not be written"):
+            nest(target, tmp_path / "draft.gguf", NESTED[0], range(4096))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -163,7 +227,7 @@ def test_the_draft_takes_the_prompt_over_from_its_target(
         models = session.open_models(nested)
         model = models.draft
         assert model is not None
-        with session.Session(models, RULES) as loaded:
+        with session.Session(models, FEW) as loaded:
             if not takes:
                 monkeypatch.setattr(model, "_target", None)
             evaluate = model.evaluate
@@ -173,19 +237,19 @@ def test_the_draft_takes_the_prompt_over_from_its_target(
                 return evaluate(parts, progress)
 
             monkeypatch.setattr(model, "evaluate", counting)
-            results.append(loaded.generate(PROMPT * 16, max_tokens=24))
+            results.append(loaded.generate(PROMPT * 16, max_tokens=48))
             n_read.append(-1)
     taken, read = results
     assert taken.tokens == read.tokens
     at = n_read.index(-1)
     assert sum(n_read[:at]) < 64 < sum(n_read[at:])
     right, usual = (r.speculation.accepted / r.speculation.verified for r in results)
-    assert right >= 0.8 * usual  # how many are verified depends on the machine's speed
+    assert right >= 0.8 * usual
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", NESTED)
-@pytest.mark.parametrize("name", ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M"])
+@pytest.mark.parametrize("name", ["Q8_0", "Q6_K", "Q4_K_M"])
 def test_weights_of_each_type_nest(target: Path, tmp_path: Path, name: str, kind: str) -> None:
     stored, out = tmp_path / "stored.gguf", tmp_path / "draft.gguf"
     quantise(target, stored, name)

@@ -43,7 +43,7 @@ def pager(tmp_path: Path, upper: Upper):
     whole.write_bytes(WHOLE)
     lower.write_bytes(b"before" + LOWER)
     run = Run(1, 0, BLOCK_BYTES * 2, 6 + len(LOWER), 6)
-    nested = NestedRun(run, len(LOWER), 0, N_BYTES, upper)
+    nested = NestedRun(run, len(LOWER), 0, N_BYTES, upper.merge)
     (rest,) = Segment("", [Extent(0, N_BYTES, N_BYTES)]).runs
     pieces = (nested, Run(0, rest.start, rest.nbytes, rest.needed, rest.start))
     segments = [Segment(f"{i}", [Extent(0, 0, 2 * N_BYTES)], pieces) for i in range(2)]

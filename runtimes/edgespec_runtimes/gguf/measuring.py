@@ -140,12 +140,14 @@ class MeasuredGguf(PreparedModel):
         )
         if owner == "draft":
             return needs
+        nested = self._mapped.nested
+        lower_bytes = LOWER_BYTES + nested.sums_bytes if nested else 0
         return replace(
             needs,
             paged=(
                 MemoryRow(owner, "norms and other small tensors", self._mapped.unpaged_bytes),
                 *((MemoryRow(owner, "copy of what is packed", PIECE_BYTES),) * bool(packed)),
-                *((MemoryRow(owner, "lower bits", LOWER_BYTES),) * bool(self._mapped.nested)),
+                *((MemoryRow(owner, "lower bits", lower_bytes),) * bool(nested)),
             ),
             cuts=tuple(tuple(group.size for group in groups) for groups in self._mapped.cuts),
             experts=expert_sizes(self._mapped.mixtures),

@@ -234,7 +234,8 @@ class SharedWeights(Closeable):
         """Read the draft's own weights. Raises WeightReadError, and Cancelled once
         `is_stopped`."""
         packed = packed_fields(self._packer, self._header, self._groups)
-        reader = DirectReader(self._header.paths)
+        path = self._header.path
+        reader = self._nested.read_upper(path) if self._nested else DirectReader([path])
         try:
             for group in one_by_one(self._groups, is_stopped, "reading weights", progress):
                 base = self._memory.load(group.segment, reader, is_stopped)

@@ -5,6 +5,8 @@ Reads each weight once. Does not choose what nests.
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -12,18 +14,25 @@ from typing import BinaryIO
 import numpy as np
 
 from edgespec.errors import ModelError
-from edgespec.files.cache_folder import lower_parts
 from edgespec.files.sampled import sampled_digest
-from edgespec_runtimes.enlarge.gguf.gguf_writer import NewModel, pack_pair, read_bytes
-from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, read_header
+from edgespec_runtimes.enlarge.gguf.gguf_writer import CHUNK_BYTES, NewModel, pack_pair, read_bytes
+from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, KINDS, OUTPUT
-from edgespec_runtimes.gguf.weights.nested import ALIGNMENT, LOWER, SOURCE, nesting_of
+from edgespec_runtimes.gguf.weights.nested import (
+    ALIGNMENT,
+    PAIR,
+    SOURCE,
+    SUMMED_BYTES,
+    SUMS,
+    checksums,
+    nesting_of,
+)
 from edgespec_runtimes.gguf.weights.nesting import UNIT, Nesting
 
 _BYTES = KINDS["I8"]
 _CHUNK_UNITS = 4096
 """Units that are split at a time, about a megabyte."""
-_DIGITS = 64
+_NO_DIGEST = b"-" * 64
 _ARCHITECTURE = "general.architecture"
 
 
@@ -50,16 +59,16 @@ class LowerParts:
                 row_bytes = tensor.shape[0] // UNIT * nesting.lower_bytes
                 described.append((tensor.name, _BYTES, (row_bytes, *tensor.shape[1:])))
         alignment = pack_pair("general.alignment", ALIGNMENT)
-        pairs = [pack_pair(_ARCHITECTURE, "edgespec-lower-parts"), alignment]
-        self.model = NewModel(pairs, described, ALIGNMENT)
-        self._source = sampled_digest(header.paths, with_times=False)
+        pair = pack_pair(PAIR, secrets.token_hex())
+        pairs = [pack_pair(_ARCHITECTURE, "edgespec-lower-parts"), alignment, pair]
+        sums_bytes = 16 * sum(one.nbytes for one in header.tensors) // SUMMED_BYTES
+        self.model = NewModel(
+            [*pairs, pack_pair(SUMS, _NO_DIGEST.decode())], described, ALIGNMENT, sums_bytes
+        )
+        self.pairs = [pack_pair(SOURCE, sampled_digest(header.paths, with_times=False)), pair]
+        """Metadata of the draft."""
         self._file = file
         file.write(self.model.head)
-
-    @property
-    def pairs(self) -> list[bytes]:
-        """Metadata of the draft, in which `seal` puts the digest of the lower parts."""
-        return [pack_pair(SOURCE, self._source), pack_pair(LOWER, "-" * _DIGITS)]
 
     def nesting(self, tensor: TensorEntry) -> Nesting | None:
         """The way in which a matrix is split; None if it is not."""
@@ -79,6 +88,21 @@ class LowerParts:
             yield parts[0].tobytes()
         self._file.write(bytes(-self._file.tell() % ALIGNMENT))
 
+    def seal(self, draft: Path) -> None:
+        """Add checksums of the lower parts, which are complete, and of the draft."""
+        file, sums = self._file, []
+        end = file.tell()
+        file.seek(0)
+        with draft.open("rb") as upper:
+            while (left := end - file.tell()) > 0:
+                sums.append(checksums(file.read(min(CHUNK_BYTES, left))))
+            while raw := upper.read(CHUNK_BYTES):
+                sums.append(checksums(raw))
+        joined = np.concatenate(sums).tobytes()
+        file.write(joined)
+        file.seek(self.model.head.index(_NO_DIGEST))
+        file.write(hashlib.sha256(joined).hexdigest().encode())
+
 
 def upper_rows(nesting: Nesting, pieces: Iterable[bytes]) -> Iterator[bytes]:
     """The upper parts of whole rows. Raises CannotNest."""
@@ -89,12 +113,3 @@ def upper_rows(nesting: Nesting, pieces: Iterable[bytes]) -> Iterator[bytes]:
             if parts is None:
                 raise CannotNest(EMBEDDINGS)
             yield parts[0].tobytes()
-
-
-def seal(draft: Path) -> None:
-    """Note the digest of the lower parts in a draft that is complete."""
-    digest = sampled_digest([lower_parts(draft)], with_times=False)
-    end = read_header(draft).entries[LOWER].end
-    with draft.open("r+b") as file:
-        file.seek(end - _DIGITS)
-        file.write(digest.encode())

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgespec.errors import ModelError, setting
+from edgespec.errors import EdgespecError, ModelError, setting
 from edgespec.files.cache_folder import lower_parts
 from edgespec.files.unfinished import scratch_folder, unfinished_file
 from edgespec.ports import Progress
@@ -25,7 +25,7 @@ from edgespec_runtimes.enlarge.gguf.gguf_writer import (
     pack_pair,
     read_bytes,
 )
-from edgespec_runtimes.enlarge.gguf.nest import CannotNest, LowerParts, seal, upper_rows
+from edgespec_runtimes.enlarge.gguf.nest import CannotNest, LowerParts, upper_rows
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, ValueType, read_header
 from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT
 from edgespec_runtimes.gguf.file.trimmed_header import (
@@ -100,10 +100,12 @@ def nest(
             with unfinished_file(lower_parts(out)) as file:
                 parts = LowerParts(header, file, kind, whole)
                 write_trimmed(source, out, token_ids, progress, parts)
-            seal(out)
+                parts.seal(out)
             return
         except CannotNest as error:
             whole.add(str(error))
+        except OSError as error:
+            raise EdgespecError(f"{out} could not be written: {error.strerror}") from error
 
 
 def write_trimmed(

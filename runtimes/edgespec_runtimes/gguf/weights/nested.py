@@ -7,26 +7,44 @@ draft holds as it is stored is not read at all.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
-from edgespec.errors import ModelError, setting
+from edgespec.concurrency.owning import Closeable
+from edgespec.errors import ModelError, WeightReadError, marked, setting
 from edgespec.files.cache_folder import lower_parts
 from edgespec.files.sampled import sampled_digest
-from edgespec.paging.reader import BLOCK_BYTES, MERGED_BYTES, Extent, NestedRun, Run, Segment
+from edgespec.paging.reader import (
+    BLOCK_BYTES,
+    MERGED_BYTES,
+    DirectReader,
+    Extent,
+    NestedRun,
+    Reader,
+    Run,
+    Segment,
+)
 from edgespec.values import NESTED, NestedSizes
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, read_header
-from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT
+from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT, padded
 from edgespec_runtimes.gguf.file.trimmed_header import can_be_trimmed, head_bytes
 from edgespec_runtimes.gguf.weights.nesting import NESTINGS, UNIT, Nesting, as_stored
 from edgespec_runtimes.gguf.weights.segments import SMALL_BYTES, WeightGroup, extent_of
 
-SOURCE, LOWER = "edgespec.draft.nested_in", "edgespec.draft.lower_parts"
-"""Metadata of a draft: digests of the file whose upper parts it has, and of the lower parts. Their
-names change with the format."""
+SOURCE, PAIR = "edgespec.draft.nested_in", "edgespec.draft.pair"
+"""Metadata of a draft: digest of the file whose upper parts it has, and what the file of the lower
+ones has, too. Their names change with the format."""
+SUMS = "edgespec.draft.checksums"
+"""Metadata of lower parts: digest of what follows them, checksums of their blocks and the draft's.
+"""
+SUMMED_BYTES = 4096
+"""Bytes of a block that has a checksum."""
 MAKE_AGAIN = f"make it again with {setting.draft('self')}, or `edgespec models draft`"
 ALIGNMENT = BLOCK_BYTES
 """Alignment of lower parts in their file."""
@@ -76,18 +94,60 @@ def _sizes(header: GgufFile, kind: str) -> NestedSizes:
     return NestedSizes(kind, bits, n_upper + head_bytes(header), n_lower, n_unread)
 
 
-def check_intact(draft: GgufFile, target: GgufFile) -> None:
-    """Raise ModelError unless draft and lower parts are those that were made of the target."""
-    lower = lower_parts(draft.path)
-    for files, key, what in (((lower,), LOWER, lower), (target.paths, SOURCE, target.path)):
-        try:
-            found = sampled_digest(files, with_times=False)
-        except OSError as error:
-            raise ModelError(f"{what} cannot be read ({error.strerror}): {MAKE_AGAIN}") from error
-        if found != draft.text(key):
-            raise ModelError(
-                f"{what} is not the file that {draft.path} was made with: {MAKE_AGAIN}"
-            )
+def checksums(raw: bytes | memoryview) -> np.ndarray:
+    """Sums of the whole blocks of some bytes, as numbers of 64 bits."""
+    raw = raw[: len(raw) - len(raw) % SUMMED_BYTES]
+    sums: np.ndarray = np.frombuffer(raw, np.uint64).reshape(-1, SUMMED_BYTES // 8).sum(1)
+    return sums
+
+
+class CheckedReader(Closeable):
+    """Compares each block of one of a reader's files with its checksum when it is first read."""
+
+    def __init__(self, reader: Reader, path: Path, file_index: int, sums: np.ndarray) -> None:
+        """Takes ownership of the reader."""
+        self._reader, self._path, self._index = reader, path, file_index
+        self._sums, self._is_unread = sums, np.ones(len(sums), bool)
+
+    def read(self, run: Run, into: memoryview, stopped: Callable[[], bool]) -> int:
+        """Raises WeightReadError, also for a damaged block."""
+        n = self._reader.read(run, into, stopped)
+        first = run.start // SUMMED_BYTES
+        blocks = slice(first, min(first + n // SUMMED_BYTES, len(self._sums)))
+        if run.file_index == self._index and self._is_unread[blocks].any():
+            found = checksums(into[: (blocks.stop - first) * SUMMED_BYTES])
+            if (wrong := np.flatnonzero(found != self._sums[blocks])).size:
+                at = (first + int(wrong[0])) * SUMMED_BYTES
+                raise WeightReadError(
+                    f"{self._path} is damaged at byte {at:,}: delete it and {MAKE_AGAIN}"
+                )
+            self._is_unread[blocks] = False
+        return n
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def _opened_lower(draft: GgufFile, target: GgufFile) -> tuple[GgufFile, np.ndarray, np.ndarray]:
+    """The file of a draft's lower parts, and checksums of its blocks and of the draft's. Raises
+    ModelError unless they were made together, of the target."""
+    path = lower_parts(draft.path)
+    try:
+        lower = read_header(path)
+        end = max(padded(one.offset + one.nbytes, ALIGNMENT) for one in lower.tensors)
+        with path.open("rb") as file:
+            file.seek(end)
+            sums = file.read()
+        source = sampled_digest(target.paths, with_times=False)
+    except (ModelError, OSError) as error:
+        raise ModelError(f"{marked(error)}: {MAKE_AGAIN}") from error
+    digest = hashlib.sha256(sums).hexdigest()
+    is_pair = (lower.text(PAIR, ""), lower.text(SUMS, "")) == (draft.text(PAIR, ""), digest)
+    if not is_pair or source != draft.text(SOURCE):
+        what = target.path if is_pair else path
+        raise ModelError(f"{what} is not the file that {draft.path} was made with: {MAKE_AGAIN}")
+    both, n_blocks = np.frombuffer(sums, np.uint64), end // SUMMED_BYTES
+    return lower, both[:n_blocks], both[n_blocks:]
 
 
 @dataclass(slots=True)
@@ -100,20 +160,13 @@ class _Matrix:
     upper_address: int = 0
     """Address of its upper part, once the draft is loaded."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Some units of a matrix, from the `first`."""
-
-    matrix: _Matrix
-    first: int
-
-    def merge(self, lower: memoryview, out: memoryview) -> None:
-        kind, address = self.matrix.nesting, self.matrix.upper_address
-        assert address
+    def merge(self, first: int, lower: memoryview, out: memoryview) -> None:
+        """Write units of the file, from the `first`, to `out`."""
+        kind = self.nesting
+        assert self.upper_address
         units = np.frombuffer(out, np.uint8).reshape(-1, kind.file_bytes)
         shape = len(units), kind.upper_bytes
-        begin = address + self.first * kind.upper_bytes
+        begin = self.upper_address + first * kind.upper_bytes
         upper = memoryview((ctypes.c_uint8 * math.prod(shape)).from_address(begin))
         kind.merge(
             np.frombuffer(upper, np.uint8).reshape(shape),
@@ -127,9 +180,8 @@ class NestedWeights:
 
     def __init__(self, draft: GgufFile, target: GgufFile) -> None:
         """Raises ModelError if the lower parts are damaged, or those of another file."""
-        check_intact(draft, target)
-        lower = read_header(lower_parts(draft.path))
-        self.path = lower.path
+        lower, self._lower_sums, self._upper_sums = _opened_lower(draft, target)
+        self.path, self.sums_bytes = lower.path, self._lower_sums.nbytes + self._upper_sums.nbytes
         self._file_index = len(target.paths)
         self._matrices: dict[str, _Matrix] = {}
         for entry in target.tensors:
@@ -154,6 +206,14 @@ class NestedWeights:
     def put(self, name: str, address: int) -> None:
         """Take the upper part of a matrix from this address as long as the target is open."""
         self._matrices[name].upper_address = address
+
+    def checked(self, reader: Reader) -> Reader:
+        """A reader of the target's files, and then of its lower parts."""
+        return CheckedReader(reader, self.path, self._file_index, self._lower_sums)
+
+    def read_upper(self, draft: Path) -> Reader:
+        """A reader of the draft."""
+        return CheckedReader(DirectReader([draft]), draft, 0, self._upper_sums)
 
     def nest(self, group: WeightGroup) -> WeightGroup:
         """The group, of which only lower parts are read if they are known."""
@@ -190,5 +250,5 @@ class NestedWeights:
                 lower_bytes,
                 slot_offset + first * kind.file_bytes - begin,
                 n_units * kind.file_bytes,
-                _Part(matrix, first),
+                partial(matrix.merge, first),
             )

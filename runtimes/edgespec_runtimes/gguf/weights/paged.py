@@ -70,7 +70,10 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
         lower = [mapped.nested.path] if mapped.nested else []
         paths = [*header.paths, *lower]
         open_reader = partial(DirectReader, paths, ReadLimit.of(request.read_limit))
-        super().__init__(plan, open_reader(), lambda: stop.is_set, request.trace)
+        reader: Reader = open_reader()
+        if mapped.nested:
+            reader = mapped.nested.checked(reader)
+        super().__init__(plan, reader, lambda: stop.is_set, request.trace)
         self._header = header
         weights, mixtures, self._cuts = mapped.traced, mapped.mixtures, mapped.cuts
         self._weights = tuple(weights)
