@@ -166,7 +166,7 @@ def page_alone(chat: bool = True, *others: dict[str, object]) -> Iterator[str]:
 
     routes = [Route("/", page), Route("/page/{name}", page), Route("/v1/models", models)]
     app = Starlette(routes=routes)
-    server = HttpServer(app, ClientLimits(), 32, shutdown_s=1)
+    server = HttpServer(app, ClientLimits(), shutdown_s=1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -45,45 +44,45 @@ def server_over(session: Session, guard: Guard | None = None, **options: Any) ->
     """A server over `session`, whose options are settings, too."""
     names = ServerSettings.model_fields.keys() & options.keys()
     settings = ServerSettings(**{name: options.pop(name) for name in names})
+    of_server = {name: options.pop(name) for name in ("log", "limits") if name in options}
+    server = Server(guard or Guard("127.0.0.1"), settings.drain, **of_server)
     first = LoadedModel(session, options.pop("sampling", {"temperature": 0.0}))
-    models = options.pop("models", [HostedModel("pair")])
-    return Server(models, first, guard or Guard("127.0.0.1"), settings, **options)
+    server.open(options.pop("models", [HostedModel("pair")]), first, settings, **options)
+    return server
+
+
+@contextmanager
+def at_address(server: Server) -> Iterator[str]:
+    """The address of a server that runs in the block."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, server.running(listener):
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 @contextmanager
 def running(
     session: Session, guard: Guard | None = None, **options: Any
 ) -> Iterator[tuple[str, Server]]:
-    """A server over `session`, and its address."""
+    """A server over `session`, which goes on to the next test, and its address."""
     server = server_over(session, guard, **options)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=server.run, args=(listener,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}", server
-        finally:
-            server._server.should_exit = True  # the session goes on to the next test
-            thread.join()
+    with at_address(server) as address:
+        yield address, server
 
 
 @contextmanager
 def serving_list(models: ModelList) -> Iterator[str]:
     """The address of a server over a list of models, greedy unless a request says otherwise."""
-    server = Server(
+    server = Server(Guard("127.0.0.1"))
+    server.open(
         models.models,
         None,
-        Guard("127.0.0.1", max_body_bytes=models.body_bytes),
-        ServerSettings(),
+        ServerSettings(max_body=models.body_bytes),
         load=serve.loader(models),
         together=models.together,
         on_budget=models.keep_budget,
     )
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=server.run, args=(listener,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
+    try:
+        with at_address(server) as address:
+            yield address
             server.stop()
-            thread.join()
-            server.close()
+    finally:
+        server.close()

@@ -229,7 +229,7 @@ MOST_LINES = {
     "paging": 1900,
     "ports": 595,
     "rules": 788,
-    "server": 2387,
+    "server": 2340,
     "session": 2464,
     "settings": 1090,
     "state": 589,

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from edgespec import extras
-from edgespec.completions import llama_fields, tokenizing
+from edgespec.completions import llama_fields
 from edgespec.completions.decoding import decoded
 from edgespec.completions.embeddings import EmbeddingRequest, Embeddings
 from edgespec.completions.protocols.message_requests import CountRequest
@@ -32,7 +32,7 @@ from edgespec.completions.protocols.response_replies import StoredResponses
 from edgespec.completions.refusals import Refusal, overloaded
 from edgespec.completions.request_limits import ANSWER_BYTES, STORED_BYTES
 from edgespec.completions.requests import ChatRequest, CompletionRequest
-from edgespec.completions.tokenizing import DetokenizeRequest, TokenizeRequest
+from edgespec.completions.tokenizing import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 from edgespec.memory import heap
 from edgespec.server import llama_routes, ollama_routes
 from edgespec.server.answering import complete
@@ -79,7 +79,7 @@ class Service:
             routes=[
                 Route(version + entry.path, self._guarded(entry), methods=[entry.method])
                 for version in ("", "/v1")
-                for entry in ENTRIES
+                for entry in TABLE
             ],
             exception_handlers={HTTPException: _refused, Exception: _refused},
         )
@@ -113,14 +113,14 @@ class Service:
         return JSONResponse(told)
 
     async def metrics(self, request: Request) -> Response:
-        paging, current = self.host.paging, self.host.current
+        paging, current = [one.model.paging for one in self.host.loaded], self.host.current
         values = {
             "requests_in_progress": self.queue.n_in_progress,
             "requests_processing": self.queue.n_processing,
             "slots": self.queue.n_slots,
-            "passes_total": paging.passes,
-            "read_bytes_total": paging.bytes_read,
-            "stall_seconds_total": paging.stall_s,
+            "passes_total": sum(one.passes for one in paging),
+            "read_bytes_total": sum(one.bytes_read for one in paging),
+            "stall_seconds_total": sum(one.stall_s for one in paging),
             "model_loads_total": self.host.n_loads,
         }
         if current is not None:
@@ -267,6 +267,7 @@ class Service:
 
 _Compute = Callable[[ServedText, Any], dict[str, Any]]
 """An answer without a text, given the model that a request names and its body."""
+_Handler = Callable[[Service, Request], Awaitable[Response]]
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -279,7 +280,7 @@ class TableRow:
 
     method: str
     path: str
-    answer: Callable[[Service, Request], Awaitable[Response]]
+    answer: _Handler
     summary: str = ""
     """For OpenAPI's document; empty where another server's documents describe the route."""
     body: type[Any] | None = None
@@ -287,55 +288,45 @@ class TableRow:
     needs_key: bool = True
 
 
-def _computed(compute: _Compute) -> Callable[[Service, Request], Awaitable[Response]]:
+def _computed(compute: _Compute) -> _Handler:
     return lambda service, request: service.computed(compute, request)
 
 
-def _texts(door: Door) -> Callable[[Service, Request], Awaitable[Response]]:
-    return lambda service, request: complete(service, door, request)
+def _tokens(compute: Callable[[Any, Any], dict[str, Any]]) -> _Handler:
+    return _computed(lambda served, body: compute(served.model.tokenizer, body))
 
 
-def _counted(served: ServedText, chat: ChatRequest) -> dict[str, Any]:
-    return {"input_tokens": served.completions.count_tokens(chat)}
+def _count(parse: Callable[[Any], ChatRequest]) -> _Handler:
+    return _computed(
+        lambda served, body: {"input_tokens": served.completions.count_tokens(parse(body))}
+    )
 
 
-_TEXTS = (TableRow("POST", door.path, _texts(door), door.summary, door.body) for door in DOORS)
-ENTRIES = (
-    *_TEXTS,
+def _rendered(served: ServedText, body: object) -> dict[str, Any]:
+    return {"prompt": served.completions.rendered(ChatRequest.parse(body))}
+
+
+def _texts(door: Door) -> TableRow:
+    def answer(service: Service, request: Request) -> Awaitable[Response]:
+        return complete(service, door, request)
+
+    return TableRow("POST", door.path, answer, door.summary, door.body)
+
+
+TABLE = (
+    *map(_texts, DOORS),
     TableRow("POST", "/embeddings", Service.embeddings, "Vectors of texts", EmbeddingRequest),
     TableRow(
         "POST",
         "/messages/count_tokens",
-        _computed(lambda served, body: _counted(served, CountRequest.parse(body).chat_request())),
+        _count(lambda body: CountRequest.parse(body).chat_request()),
         "Count a conversation's tokens",
         CountRequest,
     ),
-    TableRow(
-        "POST",
-        "/chat/completions/input_tokens",
-        _computed(lambda served, body: _counted(served, ChatRequest.parse(body))),
-    ),
-    TableRow(
-        "POST",
-        "/tokenize",
-        _computed(lambda served, body: tokenizing.tokenize(served.model.tokenizer, body)),
-        "Tokens of a text",
-        TokenizeRequest,
-    ),
-    TableRow(
-        "POST",
-        "/detokenize",
-        _computed(lambda served, body: tokenizing.detokenize(served.model.tokenizer, body)),
-        "Text of tokens",
-        DetokenizeRequest,
-    ),
-    TableRow(
-        "POST",
-        "/apply-template",
-        _computed(
-            lambda served, body: {"prompt": served.completions.rendered(ChatRequest.parse(body))}
-        ),
-    ),
+    TableRow("POST", "/chat/completions/input_tokens", _count(ChatRequest.parse)),
+    TableRow("POST", "/apply-template", _computed(_rendered)),
+    TableRow("POST", "/tokenize", _tokens(tokenize), "Tokens of a text", TokenizeRequest),
+    TableRow("POST", "/detokenize", _tokens(detokenize), "Text of tokens", DetokenizeRequest),
     TableRow("POST", "/rerank", Service.rerank),
     TableRow("GET", "/props", Service.props),
     TableRow("GET", "/slots", Service.slots),
@@ -358,7 +349,7 @@ ENTRIES = (
 @cache
 def document() -> dict[str, Any]:
     """The routes in OpenAPI's format, with the fields of requests."""
-    told = [entry for entry in ENTRIES if entry.summary]
+    told = [entry for entry in TABLE if entry.summary]
     references, definitions = models_json_schema(
         [(entry.body, "validation") for entry in told if entry.body],
         ref_template="#/components/schemas/{model}",

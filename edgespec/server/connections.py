@@ -42,10 +42,8 @@ class HttpServer(uvicorn.Server):
     """uvicorn without signal handlers and logs, which the command line has. Connections whose
     clients keep it waiting too long are closed."""
 
-    def __init__(
-        self, app: ASGIApp, limits: ClientLimits, max_requests: int, shutdown_s: float
-    ) -> None:
-        """`max_requests` run or wait at once; at the end, they have `shutdown_s` seconds."""
+    def __init__(self, app: ASGIApp, limits: ClientLimits, shutdown_s: float) -> None:
+        """At the end, requests have `shutdown_s` seconds."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -55,7 +53,7 @@ class HttpServer(uvicorn.Server):
                 server_header=False,
                 lifespan="off",
                 ws="none",
-                limit_concurrency=max_requests + limits.connections + 1,
+                limit_concurrency=limits.connections + 1,
                 # uvicorn's own is 5 s, which is when clients such as httpx close theirs
                 timeout_keep_alive=math.ceil(limits.headers_s),
                 timeout_graceful_shutdown=math.ceil(shutdown_s),
@@ -64,6 +62,10 @@ class HttpServer(uvicorn.Server):
         self._limits = limits
         self._waits: dict[object, tuple[tuple[object, ...], float]] = {}
         """State of each connection that waits for its client, and since when it has been so."""
+
+    def allow(self, max_requests: int) -> None:
+        """Let as many requests run or wait at once."""
+        self.config.limit_concurrency = max_requests + self._limits.connections + 1
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

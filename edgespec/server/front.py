@@ -6,13 +6,11 @@ request. Knows ASGI, and no models.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,12 +33,8 @@ GONE = 499
 """Status in the log of a request whose client went away before the end of its response."""
 MAX_ROUTE = 200
 """Most characters of a path in the log."""
-DROP_S = 5.0
-"""Most seconds for which the rest of a body is read before a refusal."""
 UNLOGGED = frozenset({"/health", "/v1/health"})
 """Paths that are asked every few seconds."""
-BAD_REQUEST = 400
-"""The lowest status of a refusal."""
 MAX_NAMES = 1000
 """Most ignored fields that are named in the log."""
 _NO_HEADER = re.compile("[^ -~]")
@@ -113,13 +107,6 @@ class Front:
         ignored: list[str] = state.setdefault("ignored", [])
         added = dict.fromkeys(("X-Request-Id", "Request-Id"), identity)  # the latter is Anthropic's
         status, is_whole = GONE, False
-        sends_body = headers.get("expect", "").lower() != "100-continue"
-
-        async def receive_noted() -> Message:
-            nonlocal sends_body
-            message = await receive()
-            sends_body = message.get("more_body", False)
-            return message
 
         async def send_named(message: Message) -> None:
             nonlocal status, is_whole
@@ -129,8 +116,6 @@ class Front:
                     names = ", ".join(ignored).encode("ascii", "backslashreplace")[:MAX_ROUTE]
                     added["X-Ignored-Fields"] = _NO_HEADER.sub("", names.decode()).strip()
                 MutableHeaders(scope=message).update(added)
-                if sends_body and status >= BAD_REQUEST:
-                    await _drop(receive_noted)
             else:
                 is_whole = not message.get("more_body", False)
             await send(message)
@@ -140,7 +125,7 @@ class Front:
         try:
             self._guard.check_host(headers)
             self._guard.check_origin(headers)
-            await self._app(inner, receive_noted, send_named)
+            await self._app(inner, receive, send_named)
         except Exception as error:
             if status == GONE:
                 await refused(error, scope)(scope, receive, send_named)
@@ -180,15 +165,6 @@ class Front:
                 told,
             )
         )
-
-
-async def _drop(receive: Receive) -> None:
-    """Read and drop what the client still sends: if its connection broke meanwhile, it would not
-    see its refusal."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(DROP_S):
-            while (await receive()).get("more_body", False):
-                pass
 
 
 def refusal_for(error: Exception, scope: Scope) -> Refusal:

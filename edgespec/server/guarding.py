@@ -31,8 +31,6 @@ class Guard:
     """Key that clients must send, or several, one a line."""
     allowed_hosts: frozenset[str] = frozenset()
     """Host names that requests may give besides the address."""
-    max_body_bytes: int | None = None
-    """Most bytes of a body; None derives it from the model's context."""
     allowed_origins: frozenset[str] = frozenset()
     """Origins of web pages from elsewhere that may ask, as browsers send them; `*` is any."""
     admin_key: str | None = None

@@ -20,7 +20,6 @@ from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, EdgespecError
 from edgespec.ports import Progress
 from edgespec.session.asynchronous import in_thread
-from edgespec.values import PagingStats
 
 _LOOK_S = 0.02
 """Seconds between looks at whether it is the turn of a model that is waited for."""
@@ -72,8 +71,6 @@ class ModelHost:
         self._loading: HostedModel | None = None
         self._progress = ("", 0.0)
         self._is_ending = False
-        self._left: list[PagingStats] = []
-        """Figures of the models that have left."""
 
     def seat(self, model: HostedModel, served: Any) -> None:
         """Take in a model that is loaded already."""
@@ -88,16 +85,6 @@ class ModelHost:
     def current(self) -> Any:
         """The loaded model that writes texts, otherwise any; None if there is none."""
         return self._first.served if self._seats else None
-
-    @property
-    def paging(self) -> PagingStats:
-        """Passes, bytes and stalls of all models since the server began."""
-        stats = [*self._left, *(served.model.paging for served in self.loaded)]
-        return PagingStats(
-            passes=sum(one.passes for one in stats),
-            bytes_read=sum(one.bytes_read for one in stats),
-            stall_s=sum(one.stall_s for one in stats),
-        )
 
     def named(self, name: str | None, embeds: bool | None = None) -> HostedModel:
         """The model that a request names, see `model_named`. Raises Refusal."""
@@ -254,5 +241,4 @@ class ModelHost:
         """Functions that close models, which are no longer loaded."""
         for seat in seats:
             del self._seats[seat.model]
-            self._left.append(seat.served.model.paging)
         return [seat.served.model.close for seat in seats]

@@ -1,6 +1,6 @@
 """Serves models on a socket until it is stopped, and lets it end in an orderly way.
 
-While a model is loaded for the first time, every request is told when to come again.
+One event loop in a thread of its own, from before the first model is loaded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgespec.completions.answers import fingerprint
 from edgespec.completions.protocols.model_names import HostedModel
@@ -41,7 +41,6 @@ from edgespec.server.serving import LoadedModel, ServedText, ServedVectors
 from edgespec.session.embedder import Embedder
 from edgespec.settings.server_settings import ServerSettings
 
-CLIENT_LIMITS = ClientLimits()
 SHUTDOWN_S = 5
 """Seconds for clients to read the end of their responses at shutdown."""
 MOST_AT_ONCE = 16
@@ -49,28 +48,50 @@ MOST_AT_ONCE = 16
 
 
 class Server:
-    """Serves one model, or several in turn, at one address."""
+    """Serves one model, or several in turn, at one address.
+
+    Until it has opened them, every request is told when to come again.
+    """
 
     def __init__(
         self,
+        guard: Guard,
+        drain_s: float = 0,
+        log: Log = no_log,
+        limits: ClientLimits = ClientLimits(),  # noqa: B008 - frozen
+        doing: Callable[[], tuple[str, float]] = lambda: ("", 0.0),
+    ) -> None:
+        """`drain` lets requests under way go on for `drain_s` seconds; `doing` tells what is done
+        until there is a model, and the share of it that is done."""
+        self._guard = guard
+        self._limits = limits
+        self._drain_s = drain_s
+        self._doing = doing
+        self._figures = ServerFigures()
+        self._answer: ASGIApp = self._loading
+        self._http = HttpServer(
+            Front(self._answered, guard, log, self._figures), limits, SHUTDOWN_S + drain_s
+        )
+
+    def open(
+        self,
         models: Sequence[HostedModel],
         first: LoadedModel | None,
-        guard: Guard,
         settings: ServerSettings,
         load: Callable[[HostedModel, bool, Progress], LoadedModel] | None = None,
         together: bool = False,
         max_tokens: int | None = None,
-        limits: ClientLimits = CLIENT_LIMITS,
-        log: Log = no_log,
         on_budget: Callable[[int | str], None] = lambda _: None,
     ) -> None:
-        """`first` is the first of the models, or None if none is loaded yet. The others are loaded
-        by `load` when they are asked for, which is told true for a model that comes beside another
-        one, and whose callback raises Cancelled once the server ends. With `together`, all share
-        the budget and stay; otherwise `on_budget` is told a budget that a client has given. No
-        answer has more than `max_tokens`.
+        """Answer with models from now on.
+
+        `first` is the first of them, or None if none is loaded yet. The others are loaded by `load`
+        when they are asked for, which is told true for a model that comes beside another one, and
+        whose callback raises Cancelled once the server ends. With `together`, all share the budget
+        and stay; otherwise `on_budget` is told a budget that a client has given. No answer has more
+        than `max_tokens`.
         """
-        figures, reasoning = ServerFigures(), settings.reasoning_budget
+        figures, reasoning = self._figures, settings.reasoning_budget
 
         def served(model: HostedModel, loaded: LoadedModel) -> ServedText | ServedVectors:
             session = loaded.model
@@ -111,75 +132,45 @@ class Server:
             host.seat(models[0], begun := served(models[0], first))
             if isinstance(begun, ServedText):
                 self.chat_refusal = begun.completions.chat_refusal
-        body_bytes = guard.max_body_bytes
+        body_bytes = settings.max_body
         if body_bytes is None:
             least = EMBEDDING_BODY_BYTES if any(one.embeds for one in models) else 0
             body_bytes = max(least, max_body_bytes(n_ctx))
-        bodies = RequestBodies(body_bytes, BODIES_AT_ONCE * body_bytes, limits.body_s)
+        bodies = RequestBodies(body_bytes, BODIES_AT_ONCE * body_bytes, self._limits.body_s)
         limit, max_s = BudgetLimit.of(budget or "auto"), settings.time_limit
-        service = Service(host, self._queue, bodies, guard, figures, limit, on_budget, max_s)
-        self._drain_s = settings.drain
-        self._is_over = threading.Event()
-        """Set once the server has ended, or must end now."""
+        service = Service(host, self._queue, bodies, self._guard, figures, limit, on_budget, max_s)
         n_at_once = self._queue.n_slots if len(models) == 1 else MOST_AT_ONCE
-        front = Front(service.application(), guard, log, figures)
-        shutdown_s = SHUTDOWN_S + settings.drain
-        self._server = HttpServer(front, limits, n_at_once + settings.queue, shutdown_s)
+        self._http.allow(n_at_once + settings.queue)
+        self._answer = service.application()
 
-    def run(self, listener: socket.socket) -> None:
-        """Serve until `stop` or `drain`. The caller closes the socket."""
+    @contextmanager
+    def running(self, listener: socket.socket) -> Iterator[None]:
+        """Serve in a thread, until the end of the block at the latest."""
+        self._thread = threading.Thread(
+            target=self._http.run, args=([listener],), name="edgespec-server"
+        )
+        self._thread.start()
         try:
-            self._server.run(sockets=[listener])
+            yield
         finally:
-            self._is_over.set()
+            self._http.should_exit = True
+            self._thread.join()
+
+    def wait(self) -> None:
+        """Wait until `stop` or `drain` has ended the server."""
+        self._thread.join()
 
     def close(self) -> None:
         """Close the models that are loaded. Idempotent."""
         self._host.close()
 
-    def drain(self) -> None:
-        """Take no more requests, wait for those under way, and stop once their time is over.
+    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._answer(scope, receive, send)
 
-        Called again, from any thread, it stops at once.
-        """
-        if self._server.should_exit:
-            self._is_over.set()
-            return
-        self._server.should_exit = True
-        self._is_over.wait(self._drain_s)
-        self.stop()
-
-    def stop(self) -> None:
-        """End running and waiting requests, then the server, from any thread."""
-        self._queue.is_ending = True
-        self._server.should_exit = True
-        self._host.stop()
-
-
-def _refuse_cut() -> NoReturn:
-    """Raise Cancelled for a text cut short: clients must not take it as complete."""
-    raise Cancelled("the server is shutting down")
-
-
-@contextmanager
-def answered_while_loading(
-    listener: socket.socket,
-    guard: Guard,
-    log: Log = no_log,
-    limits: ClientLimits = CLIENT_LIMITS,
-    doing: Callable[[], tuple[str, float]] = lambda: ("", 0.0),
-) -> Iterator[None]:
-    """Answer in a thread in the block, with what is `doing` and the share of it that is done.
-
-    The listener stays open; whoever connects between this and the server that follows waits in the
-    socket's queue.
-    """
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        what, share = doing()
+    async def _loading(self, scope: Scope, receive: Receive, send: Send) -> None:
+        what, share = self._doing()
         words = f"the model is loading: {what}, {share:.0%}" if what else "the model is loading"
         refusal = overloaded(words, "loading")
-        refusal.headers["Connection"] = "close"
         response = refused(refusal, scope)
         if "text/html" in Headers(scope=scope).get("accept", ""):  # a browser, which asks again
             text = static_file("loading.html").decode()
@@ -187,14 +178,23 @@ def answered_while_loading(
             response = Response(text, 503, refusal.headers, "text/html")
         await response(scope, receive, send)
 
-    loading = Front(answer, guard, log, ServerFigures())
-    server = HttpServer(loading, limits, max_requests=0, shutdown_s=1)
-    thread = threading.Thread(
-        target=server.run, args=([listener.dup()],), name="edgespec-loading", daemon=True
-    )
-    thread.start()
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        thread.join()
+    def drain(self) -> None:
+        """Take no more requests, wait for those under way, and stop once their time is over.
+
+        Called again, from any thread, it stops at once.
+        """
+        if not self._http.should_exit:
+            self._http.should_exit = True
+            self._thread.join(self._drain_s)
+        self.stop()
+
+    def stop(self) -> None:
+        """End running and waiting requests, then the server, from any thread."""
+        self._queue.is_ending = True
+        self._http.should_exit = True
+        self._host.stop()
+
+
+def _refuse_cut() -> NoReturn:
+    """Raise Cancelled for a text cut short: clients must not take it as complete."""
+    raise Cancelled("the server is shutting down")

@@ -173,7 +173,7 @@ def test_batch(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_serve(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "load", lambda *args: open_session(counting()))
-    monkeypatch.setattr(lifetime.Server, "run", lambda self, listener: None)
+    monkeypatch.setattr(lifetime.Server, "wait", lambda self: None)
     golden("serve", "serve", "--port", "0")
 
 

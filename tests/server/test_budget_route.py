@@ -29,7 +29,7 @@ def session() -> Iterator[Session]:
 @pytest.fixture(scope="module")
 def client(session: Session) -> TestClient:
     guard = Guard("127.0.0.1", api_key="secret", admin_key="admin")
-    app = server_over(session, guard)._server.config.app
+    app = server_over(session, guard)._http.config.app
     return TestClient(app, base_url="http://127.0.0.1", headers={"X-Api-Key": "admin"})
 
 
@@ -112,7 +112,7 @@ def test_the_next_model_is_loaded_with_the_budget_that_was_given_before(
         monkeypatch.setattr(session, "set_memory_budget", slow)
         models = [HostedModel("one"), HostedModel("two")]
         server = server_over(session, models=models, load=load, on_budget=told.append)
-        transport = httpx.ASGITransport(server._server.config.app)
+        transport = httpx.ASGITransport(server._http.config.app)
 
         async def steps() -> None:
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as of:

@@ -6,10 +6,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from edgespec.server.connections import ClientLimits
 from edgespec.server.guarding import Guard
-from edgespec.server.lifetime import answered_while_loading
-from server_running import serving
+from edgespec.server.lifetime import Server
+from server_running import at_address, serving
 
 MESSAGES = ["/v1/messages", "/v1/messages/", "/messages/count_tokens", "/v1/messages/batches"]
 OTHERS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/nothing"]
@@ -32,18 +31,18 @@ def kind_of(answer: httpx.Response) -> str:
 
 @pytest.fixture(scope="module")
 def client(session):
-    guard = Guard("127.0.0.1", KEY, max_body_bytes=1000)
     headers = {"X-Api-Key": KEY}
-    with serving(session, guard) as address, httpx.Client(base_url=address, headers=headers) as one:
+    with (
+        serving(session, Guard("127.0.0.1", KEY), max_body=1000) as address,
+        httpx.Client(base_url=address, headers=headers) as one,
+    ):
         yield one
 
 
 @pytest.mark.parametrize("path", MESSAGES + OTHERS)
 def test_a_model_that_loads_refuses_in_the_protocol_of_the_path(path):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        limits = ClientLimits(connections=4)
-        with answered_while_loading(listener, Guard("127.0.0.1"), limits=limits):
-            answer = httpx.post(f"http://127.0.0.1:{listener.getsockname()[1]}{path}", json={})
+    with at_address(Server(Guard("127.0.0.1"))) as address:
+        answer = httpx.post(address + path, json={})
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) > 0
     assert kind_of(answer) == ("overloaded_error" if path in MESSAGES else "unavailable_error")

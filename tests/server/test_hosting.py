@@ -7,7 +7,7 @@ import random
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
@@ -15,7 +15,6 @@ from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.refusals import Refusal
 from edgespec.errors import Cancelled, ModelError
 from edgespec.server.hosting import ModelHost
-from edgespec.values import PagingStats
 
 
 @dataclass(eq=False)
@@ -23,7 +22,6 @@ class FakeServed:
     name: str
     world: World
     leaves_room: bool = True
-    paging: PagingStats = field(default_factory=lambda: PagingStats(passes=1, bytes_read=10))
     is_cancelled: bool = False
 
     @property

@@ -120,7 +120,7 @@ def test_draining_has_a_limit(session, how):
         next(lines)
         threading.Thread(target=server.drain).start()
         if how == "it is told again":
-            while not server._server.should_exit:
+            while not server._http.should_exit:
                 time.sleep(0.01)
             server.drain()
         rest = [line for line in lines if line]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,7 +27,7 @@ from browser import (
 from edgespec.errors import FetchError
 from edgespec.models import packaged
 from edgespec.server.guarding import Guard
-from edgespec.server.lifetime import Server, answered_while_loading
+from edgespec.server.lifetime import Server
 from edgespec.session.session import Session
 from edgespec.settings.config import LoadSettings
 from server_running import pair, server_over, serving
@@ -145,40 +144,31 @@ def look_under_the_hood(page: Browser) -> None:
 
 
 @contextmanager
-def served_at(port: int, session: Session) -> Iterator[tuple[int, Server]]:
-    """A server over a session at a port, which must be free; 0 takes any."""
-    server = server_over(session)
-    with socket.create_server(("127.0.0.1", port)) as listener:
-        thread = threading.Thread(target=server.run, args=(listener,))
-        thread.start()
-        try:
-            yield listener.getsockname()[1], server
-        finally:
-            server._queue.is_ending = server._server.should_exit = True
-            session.cancel()
-            thread.join()
+def served_at(port: int, server: Server) -> Iterator[int]:
+    """The port of a server, which must be free; 0 takes any."""
+    with socket.create_server(("127.0.0.1", port)) as listener, server.running(listener):
+        yield listener.getsockname()[1]
 
 
 def test_an_answer_goes_on_over_a_restart_of_the_server() -> None:
     page = Browser()
     try:
         with pair() as session:
-            with served_at(0, session) as (port, _):
+            server = server_over(session)
+            with served_at(0, server) as port:
                 page.open(f"http://127.0.0.1:{port}")
                 page.until("document.title === 'pair'")
                 browsers.ask(page, "write a long module")
                 page.until("document.querySelector('.assistant')?.textContent.length > 20")
+                server.stop()
             page.until("document.querySelector('.error')")
             before = page.run("return document.querySelector('.assistant').textContent.trim()")
             assert texts(page, ".again") == ["Go on"]
-            guard, doing = Guard("127.0.0.1"), ("reading weights", 0.43)
-            with (
-                socket.create_server(("127.0.0.1", port)) as listener,
-                answered_while_loading(listener, guard, doing=lambda: doing),
-            ):
+            loading = Server(Guard("127.0.0.1"), doing=lambda: ("reading weights", 0.43))
+            with served_at(port, loading):
                 page.run("document.querySelector('.again').click()")
                 page.until("document.querySelector('#state').textContent.includes('43%')")
-            with served_at(port, session):
+            with served_at(port, server_over(session)):
                 longer = f"document.querySelector('.assistant').textContent.length > {len(before)}"
                 page.until(longer)
                 page.run("document.querySelector('#stop').click()")

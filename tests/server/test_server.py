@@ -18,7 +18,7 @@ CHAT = "/v1/chat/completions"
 
 @pytest.fixture(scope="module")
 def address(session):
-    with serving(session, Guard("127.0.0.1", max_body_bytes=4 << 20)) as running:
+    with serving(session, max_body=4 << 20) as running:
         yield running
 
 
@@ -215,8 +215,7 @@ def test_a_full_queue_says_when_to_come_again(session):
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(session):
-    guard = Guard("127.0.0.1", max_body_bytes=1000)
-    with serving(session, guard) as address:
+    with serving(session, max_body=1000) as address:
         asked = {"messages": [{"role": "user", "content": "a" * 2000}]}
         assert "more than 1,000 bytes" in refused(httpx.post(address + CHAT, json=asked), 413)
 

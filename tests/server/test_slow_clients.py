@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from edgespec.server.connections import ClientLimits
-from edgespec.server.guarding import Guard
 from server_running import pair, serving
 
 TEXT = "/v1/completions"
@@ -109,9 +108,8 @@ def test_a_body_has_a_time(session):
 
 
 def test_what_comes_after_a_refusal_keeps_no_connection(session):
-    guard = Guard("127.0.0.1", max_body_bytes=100)
     with (
-        serving(session, guard, limits=SHORT) as address,
+        serving(session, max_body=100, limits=SHORT) as address,
         clients(address, 1, begun_body(address, 1000)) as (one,),
     ):
         assert one.recv(4096).startswith(b"HTTP/1.1 413")
@@ -136,8 +134,7 @@ def test_who_takes_no_answer_does_not_keep_the_session(session):
 
 def test_bodies_have_room_for_some(session):
     """Without one, others are told to come again until those that take long have had their time."""
-    guard = Guard("127.0.0.1", max_body_bytes=1000)
-    with serving(session, guard, limits=ClientLimits(body_s=2)) as address:
+    with serving(session, max_body=1000, limits=ClientLimits(body_s=2)) as address:
         begun = begun_body(address, 1000) + b"a" * 900
         with clients(address, 12, begun) as slow:
             said = [one.recv(4096) for one in slow]

@@ -18,7 +18,7 @@ def tokenizer(session):
 
 @pytest.fixture(scope="module")
 def client(session):
-    app = server_over(session, Guard("127.0.0.1", api_key="secret"))._server.config.app
+    app = server_over(session, Guard("127.0.0.1", api_key="secret"))._http.config.app
     return TestClient(app, base_url="http://127.0.0.1", headers={"X-Api-Key": "secret"})
 
 

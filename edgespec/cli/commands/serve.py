@@ -9,7 +9,7 @@ import socket
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,19 +87,19 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     with ExitStack() as stack:
         listener = stack.enter_context(_listening(guard.host, told.port))
         args.keeps_one_text_fast = True
-        args.body_bytes = guard.max_body_bytes or 0
-        with lifetime.answered_while_loading(listener, guard, log, doing=lambda: console.doing):
-            begin = _one if is_one(args) else _several
-            opened = begin(args, console, template, stack, told.alias)
-            budget = opened.settings.load.memory_budget
-            server = lifetime.Server(
-                **opened.options,
-                guard=replace(guard, max_body_bytes=opened.body_bytes or guard.max_body_bytes),
-                settings=told.model_copy(update={"max_budget": told.max_budget or budget}),
-                max_tokens=_max_tokens(opened.settings.generate),
-                log=log,
-            )
-            stack.callback(server.close)
+        args.body_bytes = told.max_body or 0
+        server = lifetime.Server(guard, told.drain, log, doing=lambda: console.doing)
+        stack.enter_context(server.running(listener))
+        begin = _one if is_one(args) else _several
+        opened = begin(args, console, template, stack, told.alias)
+        budget = told.max_budget or opened.settings.load.memory_budget
+        changes = {"max_budget": budget, "max_body": opened.body_bytes or told.max_body}
+        server.open(
+            **opened.options,
+            settings=told.model_copy(update=changes),
+            max_tokens=_max_tokens(opened.settings.generate),
+        )
+        stack.callback(server.close)
         address, shown = _address(listener), format_size(opened.budget_bytes)
         console.note(
             f"{opened.named} at {address}/v1, a page to chat at {address}/ (budget {shown}); "
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         if server.chat_refusal is not None:
             console.note(f"no chat, only /v1/completions: {marked(server.chat_refusal)}")
         with interrupts.stopping(server.drain, n_orderly=2):  # the second ends what is drained
-            server.run(listener)
+            server.wait()
     Teller(console)("stopped")
     return 0
 
@@ -118,7 +118,7 @@ class _Opened:
     """The models of a server, with what is loaded at the beginning."""
 
     options: dict[str, Any]
-    """Arguments of `Server`."""
+    """Arguments of `Server.open`."""
     settings: CommandSettings
     """Settings of the model, or of one of several."""
     body_bytes: int = 0
@@ -244,7 +244,6 @@ def _guard(told: ServerSettings) -> Guard:
         if key
         else os.environ.get(KEY_VARIABLE) or None,
         frozenset(name.lower() for name in told.allowed_host),
-        told.max_body,
         frozenset(origin.lower().rstrip("/") for origin in told.allowed_origin),
         read_text("admin-key-file", admins, MAX_KEY_BYTES) if admins else None,
     )
