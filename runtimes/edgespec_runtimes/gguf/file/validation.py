@@ -7,7 +7,6 @@ header. Errors that llama.cpp itself reports (a missing tensor, a wrong shape) a
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 
 from edgespec.errors import ModelError
@@ -35,8 +34,6 @@ ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 TOKENIZERS = ("gpt2", "llama", "gemma4", "rwkv", "plamo2", "hybriddna", "whitespace")
 ENCODERS_TOKENIZERS = ("bert", "t5")
 """Further tokenizers of embedding models."""
-BYTE_TOKEN = re.compile(rb"<0x[0-9A-F]{2}>")
-BYTE_TYPE = 6
 
 INDEX_TABLES = ("tid2eid", "d2t")
 """Lookup tables, which may have integer types."""
@@ -202,33 +199,9 @@ def _check_vocabulary(header: GgufFile, tokenizers: Sequence[str]) -> None:
         raise _wrong(header, f"the vocabulary has no more than {len(texts)} tokens")
     if max(map(len, texts)) > MAX_TOKEN_BYTES:
         raise _wrong(header, f"the vocabulary holds a token of more than {MAX_TOKEN_BYTES} bytes")
-    embedding = header.tensors_by_name.get("token_embd.weight")
-    if embedding is not None and embedding.shape[1:] != (len(texts),):
-        raise _wrong(
-            header,
-            f"token_embd.weight has the shape {list(embedding.shape)} for {len(texts)} tokens",
-        )
-    _check_token_types(header, texts)
     _check_special_tokens(header, len(texts))
     if model in BYTE_SPELLINGS:
         _check_byte_tokens(header, texts, BYTE_SPELLINGS[model])
-
-
-def _check_token_types(header: GgufFile, texts: Sequence[bytes]) -> None:
-    for key, kinds in (
-        ("tokenizer.ggml.token_type", (ValueType.INT32,)),
-        ("tokenizer.ggml.scores", (ValueType.FLOAT32, ValueType.INT32)),
-    ):
-        array = header.metadata.get(key)
-        if array is None:
-            continue
-        if not isinstance(array, GgufArray) or array.kind not in kinds or len(array) < len(texts):
-            raise _wrong(header, f"{key} does not give one number for each of {len(texts)} tokens")
-    types = header.metadata.get("tokenizer.ggml.token_type")
-    if isinstance(types, GgufArray):
-        for token, (kind, text) in enumerate(zip(types.values(), texts, strict=False)):
-            if kind == BYTE_TYPE and not BYTE_TOKEN.fullmatch(text):
-                raise _wrong(header, f"token {token} is called a byte but reads {text!r}")
 
 
 def _check_special_tokens(header: GgufFile, n_tokens: int) -> None:
