@@ -40,7 +40,7 @@ class ReasonedAnswers:
         if prompt.marks is None or n_reasoning < MIN_REASONING_TOKENS:
             return None
         end = self._end(prompt, prompt.marks.end, prompt.closing_tokens)
-        end.read_vocabulary()  # here, since the thread that computes serves others, too
+        _ = end.vocabulary  # here, since the thread that computes serves others, too
         n_free = n_reasoning if budget is None else min(budget, n_reasoning)
 
         return lambda constraint: constraint and AfterReasoning(end, n_free, constraint)

@@ -41,17 +41,8 @@ class ReasoningEnd:
         self.n_vocab = n_vocab
         self._eog_tokens = eog_tokens
 
-    @property
-    def blanks(self) -> NDArray[np.bool_]:
-        """Mask of the tokens that are blanks, bool [n_vocab]."""
-        return self._vocabulary[0]
-
-    def read_vocabulary(self) -> None:
-        """Read the vocabulary now rather than before the first token under a grammar."""
-        _ = self._vocabulary
-
     @cached_property
-    def _vocabulary(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_], list[tuple[int, bytes]]]:
+    def vocabulary(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_], list[tuple[int, bytes]]]:
         """Masks of blanks and of tokens that are free in reasoning, and the tokens that may go on
         behind the mark."""
         blanks, free = np.zeros(self.n_vocab, bool), np.ones(self.n_vocab, bool)
@@ -73,7 +64,7 @@ class ReasoningEnd:
         No token may contain the end of the mark and a part of the answer: the grammar would not see
         it.
         """
-        _, free, overrunning = self._vocabulary
+        _, free, overrunning = self.vocabulary
         allowed = free.copy()
         if any(tail.endswith(self.mark[:n]) for n in range(1, len(self.mark))):
             allowed[[token for token, shown in overrunning if self._spans(tail + shown)]] = False
@@ -147,7 +138,7 @@ class AfterReasoning:
         if not self._is_answer:
             return self._end.allowed(self._text)
         allowed = self._grammar.allowed()
-        return allowed | self._end.blanks if self._n_blanks else allowed
+        return allowed | self._end.vocabulary[0] if self._n_blanks else allowed
 
     def take(self, token: int) -> None:
         """Advance by the next token of the text. Raises GrammarError."""
@@ -186,7 +177,7 @@ class AfterReasoning:
             self._text = text
 
     def _answer(self, grammar: Constraint, token: int) -> None:
-        if self._n_blanks and self._end.blanks[token]:
+        if self._n_blanks and self._end.vocabulary[0][token]:
             self._n_blanks -= 1
         else:
             self._n_blanks = 0

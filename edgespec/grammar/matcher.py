@@ -72,7 +72,8 @@ class GrammarCompiler:
         """The grammar, compiled. Raises GrammarError."""
         compiled = _compiled(grammar)
         matcher = llguidance.LLMatcher(self._tokens, compiled, log_level=0, limits=_LIMITS)
-        _refuse(grammar, matcher.get_error())
+        if reason := matcher.get_error():
+            raise GrammarError(f"the {grammar.kind} is wrong: {_line(reason)}")
         return matcher
 
 
@@ -99,19 +100,15 @@ class GrammarState:
         next, or if the grammar takes too long.
         """
         if ahead:
-            return self._allowed_after(ahead)
+            later = self._matcher.deep_copy()
+            if later.try_consume_tokens(list(ahead)) < len(ahead) or later.is_error():
+                return np.zeros(self._n_logits, bool)
+            return self._mask_of(later)
         allowed = self._mask_of(self._matcher)
         self._check()
         if not allowed.any():
             raise GrammarError(f"the {self._grammar.kind} allows no token here: it cannot be met")
         return allowed if self._digits is None else self._digits.shortened(allowed)
-
-    def _allowed_after(self, ahead: Sequence[int]) -> np.ndarray:
-        """Mask of the tokens after `ahead`; the text's own state stays as it is."""
-        matcher = self._matcher.deep_copy()
-        if matcher.try_consume_tokens(list(ahead)) < len(ahead) or matcher.is_error():
-            return np.zeros(self._n_logits, bool)
-        return self._mask_of(matcher)
 
     def _mask_of(self, matcher: llguidance.LLMatcher) -> np.ndarray:
         """Mask of the tokens that `matcher` allows, end of text alone where it has stopped."""
@@ -176,11 +173,7 @@ class _Tokens:
 
 def check(grammar: Grammar) -> None:
     """Raise GrammarError for a grammar that is wrong, whatever the vocabulary."""
-    _refuse(grammar, llguidance.LLMatcher.validate_grammar(_compiled(grammar), limits=_LIMITS))
-
-
-def _refuse(grammar: Grammar, reason: str) -> None:
-    if reason:
+    if reason := llguidance.LLMatcher.validate_grammar(_compiled(grammar), limits=_LIMITS):
         raise GrammarError(f"the {grammar.kind} is wrong: {_line(reason)}")
 
 

@@ -230,14 +230,7 @@ def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
         node = waiting.pop()
         if isinstance(node, dict):
             yield node
-            waiting += subschemas(node)
-
-
-def subschemas(node: Mapping[str, Any]) -> list[Any]:
-    """The schemas directly in a schema."""
-    found: list[Any] = []
-    _mapped(node, found.append)
-    return found
+            _mapped(node, waiting.append)
 
 
 def _mapped(node: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
