@@ -279,14 +279,6 @@ class PagingStats:
 
 
 @dataclass(frozen=True, slots=True)
-class TextCost:
-    """Tokens of one of several texts, and seconds from its request to its end."""
-
-    n_tokens: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class RoundStats:
     """Seconds, passes and tokens of one round."""
 

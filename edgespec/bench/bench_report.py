@@ -86,7 +86,7 @@ class BenchReport:
 
     @property
     def reference(self) -> str | None:
-        return self.modes[0].variant if self.modes else None
+        return self.modes[0].name if self.modes else None
 
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON values, with every run."""

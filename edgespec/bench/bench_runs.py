@@ -52,8 +52,6 @@ class Bench:
     modes: Sequence[Mode]
     """The first is the one that others are compared with."""
     prompts: Sequence[Prompt]
-    n_prompts: int
-    """Prompts that are measured; further ones are for texts beside them."""
     limiter: Limiter = UNLIMITED
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """Sampling of modes with a temperature."""
@@ -65,10 +63,10 @@ class Bench:
         """Draft models of the modes, each once."""
         return list(dict.fromkeys(mode.draft.path for mode in self.modes if mode.draft))
 
-    def loading(self, draft: Path | None, n_texts: int = 1, **changed: Any) -> LoadSettings:
-        """Settings for loading the target with `draft`, for `n_texts` texts at once."""
+    def loading(self, draft: Path | None, **changed: Any) -> LoadSettings:
+        """Settings for loading the target with `draft`."""
         load = self.load.without_draft() if draft is None else self.load
-        return load.but({"draft": draft, "n_parallel": n_texts, "optional_draft": False} | changed)
+        return load.but({"draft": draft, "n_parallel": 1, "optional_draft": False} | changed)
 
 
 @dataclass(slots=True)
@@ -94,19 +92,16 @@ class ModelSurvey:
 def survey(bench: Bench, show: Progress) -> ModelSurvey:
     """Plan the target with each draft; `show` is polled. Raises EdgespecError if no plan works."""
     tick = partial(show, "planning", 0.0)
-    engines = [mode for mode in bench.modes if mode.engine is not None]
-    n_texts = max((mode.n_texts or 1 for mode in engines), default=1)
-    drafts = dict.fromkeys(mode.draft for mode in engines)
+    drafts = dict.fromkeys(mode.draft for mode in bench.modes if mode.engine is not None)
     if len(drafts) > 1:
         drafts.pop(None, None)  # planned with each draft
     obstacles: dict[Path, str] = {}
     errors: list[EdgespecError] = []
     for draft in drafts:
-        path, is_own = (draft.path, draft.is_own) if draft else (None, False)
-        load = bench.loading(path, 1 if is_own else n_texts)
+        path = draft.path if draft else None
         try:
             # without limits: one that is too small would kill the process before it can report it
-            reason = launch(partial(child.reason_without_draft, load), tick=tick)
+            reason = launch(partial(child.reason_without_draft, bench.loading(path)), tick=tick)
         except EdgespecError as error:
             reason = marked(error)
             errors.append(error)
@@ -114,7 +109,7 @@ def survey(bench: Bench, show: Progress) -> ModelSurvey:
             obstacles[path] = Sentence(reason)
     if errors and len(errors) == len(drafts):
         raise errors[0]
-    resident = partial(child.resident_bytes, bench.loading(None, n_texts))
+    resident = partial(child.resident_bytes, bench.loading(None))
     return ModelSurvey(launch(resident, tick=tick), obstacles)
 
 
@@ -155,7 +150,7 @@ def run_all(
     """
     results = Results()
     names = [*also, *(mode.name for mode in bench.modes)]
-    due = deque(scheduled_runs(names, bench.n_prompts, bench.settings.repetitions))
+    due = deque(scheduled_runs(names, len(bench.prompts), bench.settings.repetitions))
     _announce(bench, len(due), note)
     began, left_s, n_done = time.monotonic(), 0.0, 0
     while due:
@@ -194,25 +189,22 @@ def _measure(bench: Bench, turn: ScheduledRun, tick: Callable[[], None]) -> Deco
     cold = [*(file for model in (target, *bench.drafts) for file in files_of(model)), *copies()]
     if turn.mode == RAW:
         return launch(partial(child.raw_bytes_per_s, largest_of(target)), bench.limiter, cold, tick)
-    job = _job(bench, _mode(bench, turn), turn.prompt)
+    job = _job(bench, _mode(bench, turn), bench.prompts[turn.prompt].text)
     return launch(job, bench.limiter, cold, tick)
 
 
-def _job(bench: Bench, mode: Mode, first: int) -> Callable[[], Decoded]:
-    """The job of a run with the prompts from index `first` on, one for each text."""
-    n_texts = mode.n_texts or 1
-    texts = [bench.prompts[n % len(bench.prompts)].text for n in range(first, first + n_texts)]
+def _job(bench: Bench, mode: Mode, prompt: str) -> Callable[[], Decoded]:
+    """The job of a run with a prompt."""
     draft = mode.draft.path if mode.draft else None
     n_tokens = bench.settings.tokens_of(mode.is_slow and not bench.fits)
     sampling = bench.sampling if mode.temperature else SamplingParams()
-    load = bench.loading(draft, n_texts, **mode.changed)
+    load = bench.loading(draft, **mode.changed)
     if mode.engine is not None:
-        decode = child.decode if mode.n_texts is None else child.decode_together
-        return partial(decode, load, mode.engine, texts, n_tokens, sampling)
+        return partial(child.decode, load, mode.engine, prompt, n_tokens, sampling)
     request = BaselineRequest(
         model=load.model,
         draft=draft,
-        prompts=tuple(texts),
+        prompt=prompt,
         n_tokens=n_tokens,
         ctx_size=load.ctx_size,
         n_threads=load.threads or process.usable_cores(),
@@ -241,7 +233,7 @@ def _announce(bench: Bench, n_runs: int, note: Callable[[str], None]) -> None:
     settings = bench.settings
     note(
         f"{n_runs} runs: {table.counted(len(bench.modes), 'mode')} on "
-        f"{table.counted(bench.n_prompts, 'prompt')}, "
+        f"{table.counted(len(bench.prompts), 'prompt')}, "
         f"{table.counted(settings.repetitions, 'time')}; "
         f"{table.token_counts(settings.max_tokens, settings.tokens_of(not bench.fits))}"
     )
@@ -275,22 +267,6 @@ def applicable(
         elif mode.resident and surveyed.resident_bytes > room_bytes:
             reason = f"it needs {format_size(surveyed.resident_bytes)} of memory and there are "
             left_out.append(SkippedMode(mode.name, reason + format_size(room_bytes)))
-        else:
-            fitting.append(mode)
-    return fitting, left_out
-
-
-def in_parallel(
-    modes: Sequence[Mode], numbers: Sequence[int]
-) -> tuple[list[Mode], list[SkippedMode]]:
-    """The modes repeated for each number of texts, and those that decode one text at a time."""
-    alone = [mode for mode in modes if mode.engine is None]
-    reason = "with --parallel its library is not measured: it decodes one text at a time here"
-    left_out = [SkippedMode(mode.name, reason) for mode in alone]
-    fitting = []
-    for mode in (mode.together(n) for n in numbers for mode in modes if mode not in alone):
-        if mode.draft and mode.draft.is_own and mode.n_texts != 1:
-            left_out.append(SkippedMode(mode.name, "the target's own layer guesses for one text"))
         else:
             fitting.append(mode)
     return fitting, left_out

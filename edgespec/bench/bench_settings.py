@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 
 from edgespec.settings.base import Flag, Settings
-from edgespec.settings.parsing import MAX_TEXTS
 
 N_PROMPTS = 3
 """Prompts of those that come with edgespec."""
@@ -29,13 +28,6 @@ class BenchSettings(Settings):
 
     modes: Annotated[tuple[str, ...] | None, Flag(metavar="LIST"), BeforeValidator(_parts)] = None
     """Names from below, separated by commas. Default: all."""
-    parallel: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=MAX_TEXTS)], ...] | None,
-        Flag(metavar="LIST", short="-np"),
-        BeforeValidator(_parts),
-    ] = None
-    """Numbers of texts at once, like 1,2,4,8: tokens/s together and for each text. Default: single
-    texts."""
     prompts: Annotated[Path | None, Flag(metavar="FILE")] = None
     """File of prompts: one a line, or in .jsonl an object's `prompt`. Default: three beginnings of
     Python code, with --quick one."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 
@@ -21,7 +19,6 @@ from edgespec.ports.baselines import BaselineRequest
 from edgespec.rules.sampling import SamplingParams, distribution
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
-from edgespec.values import GenerationResult, TextCost, total_sources
 
 RAW_S = 5.0
 """Longest timed read loop; long enough to measure slow devices."""
@@ -45,13 +42,13 @@ class RandomPick:
 def decode(
     load: LoadSettings,
     engine: EngineSettings,
-    prompts: Sequence[str],
+    prompt: str,
     n_tokens: int,
     sampling: SamplingParams,
 ) -> Decoded:
-    """Continue the first prompt by up to `n_tokens`."""
+    """Continue a prompt by up to `n_tokens`."""
     with session.load(load, engine) as running:
-        result = running.generate(prompts[0], sampling, n_tokens)
+        result = running.generate(prompt, sampling, n_tokens)
         guesses = result.speculation
         return Decoded(
             tokens=result.tokens,
@@ -67,44 +64,8 @@ def decode(
         )
 
 
-def decode_together(
-    load: LoadSettings,
-    engine: EngineSettings,
-    prompts: Sequence[str],
-    n_tokens: int,
-    sampling: SamplingParams,
-) -> Decoded:
-    """Continue all prompts at once, each by up to `n_tokens`."""
-    with session.load(load, engine) as running:
-        before, began = running.paging, time.perf_counter()
-
-        def generate(prompt: str) -> tuple[GenerationResult, float]:
-            result = running.generate(prompt, sampling, n_tokens)
-            return result, time.perf_counter() - began
-
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            timed = list(pool.map(generate, prompts))
-        wall_s, paging = time.perf_counter() - began, running.paging.since(before)
-        results = [result for result, _ in timed]
-        rounds = [cost for result in results for cost in result.speculation.round_costs]
-        return Decoded(
-            tokens=tuple(token for result in results for token in result.tokens),
-            n_prompt_tokens=sum(len(result.prompt_tokens) for result in results),
-            load_s=running.load_report["total"],
-            prompt_s=max(result.timings.prompt_s for result in results),
-            decode_s=wall_s,
-            rounds=tuple(rounds),
-            bytes_read=paging.bytes_read,
-            peak_bytes=process.peak_rss_bytes(),
-            notes=tuple(dict.fromkeys(n for result in results for n in result.notes)),
-            sources=total_sources(result.speculation.sources for result in results),
-            texts=tuple(TextCost(len(result.tokens), seconds) for result, seconds in timed),
-            n_passes=paging.passes or max(r.speculation.target_passes for r in results),
-        )
-
-
 def decode_by_library(mode: str, request: BaselineRequest) -> Decoded:
-    """Decode texts with the runtime's library itself, in its mode `mode`."""
+    """Decode a text with the runtime's library itself, in its mode `mode`."""
     runtime = registry.find(request.model)
     if runtime.baselines is None:
         raise UsageError(f"the runtime {runtime.name} has no mode {mode}")

@@ -29,7 +29,7 @@ class BenchDraft:
     """True if the target's library can run it: a model of the same runtime, in a file of its own.
     """
     is_own: bool = False
-    """True for the target's own prediction layers (MTP), which serve one text at a time."""
+    """True for the target's own prediction layers (MTP)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +48,14 @@ class Mode:
     draft: BenchDraft | None = None
     names_draft: bool = False
     """True if several drafts are compared, so that the name includes the draft."""
-    n_texts: int | None = None
-    """Texts at once, if the bench compares several numbers of texts."""
     temperature: float = 0.0
 
     @property
     def name(self) -> str:
-        """The strategy, the draft if several are compared, the temperature if it is not 0, and the
-        number of texts."""
+        """The strategy, the draft if several are compared, and the temperature if it is not 0."""
         draft = f" {self.draft.name}" if self.draft and self.names_draft else ""
         warmth = f" @{self.temperature:g}" if self.temperature else ""
-        n_texts = "" if self.n_texts is None else f" x{self.n_texts}"
-        return f"{self.strategy}{draft}{warmth}{n_texts}"
+        return f"{self.strategy}{draft}{warmth}"
 
     @property
     def description(self) -> str:
@@ -68,10 +64,6 @@ class Mode:
     def at(self, temperature: float) -> Mode:
         """The mode with texts of this temperature."""
         return replace(self, temperature=temperature)
-
-    def together(self, n_texts: int) -> Mode:
-        """The mode with `n_texts` texts at once."""
-        return replace(self, n_texts=n_texts)
 
     @property
     def is_slow(self) -> bool:

@@ -16,14 +16,12 @@ class Decoded(BaselineRun):
     notes: tuple[str, ...] = ()
     sources: tuple[SourceStats, ...] = ()
     """Counts by source of guesses; empty for baselines."""
-    n_passes: int | None = None
-    """Passes shared by the texts; None: the passes of `rounds` are counted."""
 
     @property
     def n_decoded(self) -> int:
-        """Tokens of the passes that are counted and timed: not the first one of a single text, if
-        the pass over its prompt's end gave it."""
-        return len(self.tokens) if self.texts else sum(cost.n_tokens for cost in self.rounds)
+        """Tokens of the passes that are counted and timed: not the first one, if the pass over the
+        prompt's end gave it."""
+        return sum(cost.n_tokens for cost in self.rounds)
 
     @property
     def tokens_per_s(self) -> float:
@@ -31,6 +29,4 @@ class Decoded(BaselineRun):
 
     @property
     def passes(self) -> int:
-        if self.n_passes is not None:
-            return self.n_passes
         return sum(cost.passes for cost in self.rounds)

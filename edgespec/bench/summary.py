@@ -6,7 +6,7 @@ Values in, values out: it measures and prints nothing.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from edgespec.bench.modes import Mode
@@ -66,23 +66,14 @@ class ModeSummary:
     peak_bytes: int
     agreement: TextAgreement | None
     """Agreement with the texts of `text_reference`; None if this mode draws other texts."""
-    n_texts: int | None = None
-    """Texts at once, if several numbers are compared; `tokens_per_s` is then the sum over texts."""
-    text_tokens_per_s: Spread | None = None
-    """Speed of single texts when several are decoded at once."""
     sources: tuple[SourceStats, ...] = ()
     """Counts by source of guesses in all runs; empty for baselines."""
     draft: str | None = None
     """Name of the draft that guessed."""
     reference: str = ""
-    """Mode of the same temperature and number of texts that this one is compared with."""
+    """Mode of the same temperature that this one is compared with."""
     text_reference: str = ""
     temperature: float = 0.0
-
-    @property
-    def variant(self) -> str:
-        """The name without the number of texts."""
-        return self.name if self.n_texts is None else self.name.rpartition(" x")[0]
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -109,15 +100,14 @@ def bound(raw_bytes_per_s: float, pass_bytes: float, tokens_per_pass: float) -> 
 def summaries(
     rows: Sequence[FinishedRun], modes: Sequence[Mode], raw_bytes_per_s: float
 ) -> tuple[ModeSummary, ...]:
-    """Summaries of `modes`, which are compared at the same temperature and number of texts.
+    """Summaries of `modes`, which are compared at the same temperature.
 
     A library draws with random numbers of its own, so that only greedy texts are also the engine's.
     """
-    groups = dict.fromkeys((mode.temperature, mode.n_texts) for mode in modes)
     return tuple(
         summary
-        for temperature, n_texts in groups
-        for group in [[m for m in modes if (m.temperature, m.n_texts) == (temperature, n_texts)]]
+        for temperature in dict.fromkeys(mode.temperature for mode in modes)
+        for group in [[mode for mode in modes if mode.temperature == temperature]]
         for summary in summarise(
             rows,
             [mode.name for mode in group],
@@ -188,8 +178,6 @@ def _summarise(
         prompt_s=statistics.median(run.prompt_s for run in runs),
         peak_bytes=max(run.peak_bytes for run in runs),
         agreement=None,
-        n_texts=len(runs[0].texts) or None,
-        text_tokens_per_s=_of_texts(runs),
         sources=total_sources(run.sources for run in runs),
         draft=rows[0].draft,
     )
@@ -208,25 +196,11 @@ def _ratio(rows: Sequence[FinishedRun], reference: _Reference) -> Spread | None:
 def _agreement(rows: Sequence[FinishedRun], reference: _Reference) -> TextAgreement:
     """Agreement summed over the runs that have a reference."""
     found = [
-        agreement(tokens, theirs)
+        agreement(row.decoded.tokens, other.tokens)
         for row in rows
         if (other := reference.get((row.prompt, row.repetition)))
-        for tokens, theirs in zip(_texts(row.decoded), _texts(other), strict=False)
     ]
     return TextAgreement(sum(a.tokens for a in found), sum(a.compared for a in found))
-
-
-def _texts(run: Decoded) -> Iterator[Sequence[int]]:
-    """The tokens of each text of a run."""
-    begin = 0
-    for n_tokens in [text.n_tokens for text in run.texts] or [len(run.tokens)]:
-        yield run.tokens[begin : begin + n_tokens]
-        begin += n_tokens
-
-
-def _of_texts(runs: Sequence[Decoded]) -> Spread | None:
-    rates = [_rate(text.n_tokens, text.seconds) for run in runs for text in run.texts]
-    return spread(rates) if rates else None
 
 
 def _rate(amount: float, seconds: float) -> float:

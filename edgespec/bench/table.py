@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from operator import itemgetter
 
 from edgespec.bench.bench_report import BenchReport
 from edgespec.bench.summary import FinishedRun, ModeSummary
@@ -65,29 +64,8 @@ def summary(report: BenchReport) -> Report:
             format=f"raw: {raw.median / MB:.0f} MB/s ({raw.least / MB:.0f} - {raw.most / MB:.0f}) "
             "of plain direct reads\n"
         ),
-        Row(value=curve(report)),
         Row(format=[*source_lines(report), *reading_lines(report)]),
     )
-
-
-def curve(report: BenchReport) -> Report:
-    """Table of tokens per second by mode and number of texts; empty for single texts."""
-    rates: dict[str, dict[int, str]] = {}
-    for mode in report.modes:
-        if mode.n_texts is not None and mode.text_tokens_per_s is not None:
-            together, each = mode.tokens_per_s.median, mode.text_tokens_per_s.median
-            by_number = rates.setdefault(mode.variant, {})
-            by_number[mode.n_texts] = f"{figure(together)} ({figure(each)})"
-    if not rates:
-        return Report()
-    numbers = sorted({number for by_number in rates.values() for number in by_number})
-    cells = [[name, *(by_number.get(n, "-") for n in numbers)] for name, by_number in rates.items()]
-    of_numbers: list[Column[list[str]]] = [
-        Column("", heading, itemgetter(n), is_left=n == 0)
-        for n, heading in enumerate(["mode", *map(str, numbers)])
-    ]
-    title = "tokens/s of all texts together (and of each), prompts included, by texts at once:"
-    return Report(Row(format=title), Row(value=Table(of_numbers, cells)), Row(format=""))
 
 
 def source_lines(report: BenchReport) -> list[str]:

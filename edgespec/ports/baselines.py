@@ -15,7 +15,7 @@ import numpy as np
 
 from edgespec.errors import UsageError, setting
 from edgespec.ports import Vocabulary
-from edgespec.values import RoundStats, TextCost
+from edgespec.values import RoundStats
 
 Pick: TypeAlias = Callable[[np.ndarray, Sequence[int]], int]
 """Picks the next token from its logits, [n_vocab], and all tokens before it."""
@@ -41,13 +41,13 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class BaselineRequest:
-    """Prompts to continue. A prompt's last token counts as decoding, as in the engine."""
+    """A prompt to continue. Its last token counts as decoding, as in the engine."""
 
     model: Path
     draft: Path | None
-    prompts: tuple[str, ...]
+    prompt: str
     n_tokens: int
-    """Most tokens of a text; an end-of-generation token ends it earlier and is counted."""
+    """Most tokens; an end-of-generation token ends it earlier and is counted."""
     ctx_size: int
     n_threads: int
     bytes_read: Callable[[], int]
@@ -60,7 +60,7 @@ class BaselineRun:
     """Tokens and costs of a run; passes include waiting for storage."""
 
     tokens: tuple[int, ...]
-    """Decoded tokens; those of several texts are concatenated."""
+    """Decoded tokens."""
     n_prompt_tokens: int
     load_s: float
     prompt_s: float
@@ -68,8 +68,6 @@ class BaselineRun:
     rounds: tuple[RoundStats, ...]
     bytes_read: int
     """Bytes read while decoding."""
-    texts: tuple[TextCost, ...] = ()
-    """Costs of texts decoded at once, whose prompts are part of `decode_s`; empty for one text."""
 
 
 class Baselines(Protocol):
@@ -103,7 +101,7 @@ def measured(
 
     Raises UsageError for a text that does not fit into the context.
     """
-    prompt = vocabulary.encode(request.prompts[0])
+    prompt = vocabulary.encode(request.prompt)
     check_room(prompt, request)
     began = time.perf_counter()
     read(prompt[:-1])

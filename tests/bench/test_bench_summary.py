@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from bench_rows import MB, report, row
@@ -12,8 +10,6 @@ from edgespec.bench.summary import (
     TextAgreement,
     summarise,
 )
-from edgespec.bench.table import curve
-from edgespec.values import TextCost
 
 
 def test_ratios_are_of_pairs_that_ran_together():
@@ -24,30 +20,6 @@ def test_ratios_are_of_pairs_that_ran_together():
     auto = summarise(rows, ["mmap", "auto"], 1.0)[1]
     assert auto.ratio == Spread(4.0, 3.0, 4.0)
     assert auto.tokens_per_s == Spread(4.0, 2.0, 6.0)
-
-
-def test_several_texts_count_together_and_each():
-    """Each text has eight seconds; the second one differs from the reference's at its end."""
-    rows = []
-    for mode, tokens, seconds in (
-        ("mmap x2", (1, 2, 3, 4, 5, 6), 12.0),
-        ("auto x2", (1, 2, 3, 4, 5, 7), 6.0),
-    ):
-        whole = row(mode, 6 / seconds, tokens=tokens)
-        texts = (TextCost(2, 8.0), TextCost(4, 8.0))
-        decoded = replace(whole.decoded, texts=texts, n_passes=3)
-        rows.append(replace(whole, decoded=decoded))
-    mmap, auto = summarise(rows, ["mmap x2", "auto x2"], 1.0)
-    assert (mmap.tokens_per_s.median, auto.tokens_per_s.median) == (0.5, 1.0)
-    assert auto.text_tokens_per_s == Spread(0.375, 0.25, 0.5)
-    assert (auto.n_texts, auto.tokens_per_pass) == (2, 2.0)
-    assert auto.agreement == TextAgreement(5, 6)
-    lines = curve(replace(report(rows), modes=(mmap, auto))).lines()
-    assert [line.split() for line in lines[1:4]] == [
-        ["mode", "2"],
-        ["mmap", "0.50", "(0.38)"],
-        ["auto", "1.00", "(0.38)"],
-    ]
 
 
 def test_a_first_token_that_came_with_its_prompt_is_in_no_rate():

@@ -106,7 +106,7 @@ def test_who_has_left_runs_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     modes = [one.mode for one in found(A).values()]
     names = [mode.name for mode in modes]
     load, settings = LoadSettings(model="big.gguf"), BenchSettings(repetitions=3)
-    bench = Bench(settings, load, modes, [Prompt("p", "Once")], 1)
+    bench = Bench(settings, load, modes, [Prompt("p", "Once")])
     done = run_all(bench, lambda _: None, lambda *_: None, (), lambda now: slower_half(now, names))
     assert ran == [*names, "draft-max=8", "defaults", "draft-max=8", "defaults"]
     assert fastest(done, names) == "draft-max=8"

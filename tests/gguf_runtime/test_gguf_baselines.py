@@ -27,7 +27,7 @@ SURE = 0.5
 
 def request(**changes: object) -> BaselineRequest:
     pair = embedded_pair()
-    whole = BaselineRequest(pair.target, pair.draft, (PROMPT,), N_TOKENS, 256, 1, lambda: 0)
+    whole = BaselineRequest(pair.target, pair.draft, PROMPT, N_TOKENS, 256, 1, lambda: 0)
     return replace(whole, **changes)
 
 

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,14 +23,12 @@ from edgespec.jobs.launching import launch
 from edgespec.jobs.limits import Limiter
 from edgespec.ports.baselines import BaselineRequest
 from edgespec.settings.config import LoadSettings
-from edgespec.values import TextCost
 
 
 def test_jobs_and_results_survive_the_way():
     load = LoadSettings(model=Path("m"), draft=Path("d"), memory_budget=1 << 30)
-    request = BaselineRequest(Path("m"), None, ("grüße",), 4, 512, 2, storage_reads)
-    texts = replace(row("auto", 1.0).decoded, texts=(TextCost(3, 0.5),), n_passes=2)
-    values = [request, texts, row("auto", 1.0).decoded, load]
+    request = BaselineRequest(Path("m"), None, "grüße", 4, 512, 2, storage_reads)
+    values = [request, row("auto", 1.0).decoded, load]
     assert launch(partial(list, values)) == values
 
 

@@ -33,7 +33,7 @@ KINDS: dict[str, dict[str, object]] = {
 
 
 def request(model: Path, **changes: object) -> BaselineRequest:
-    whole = BaselineRequest(model, None, (PROMPT,), N_TOKENS, 256, 1, lambda: 0)
+    whole = BaselineRequest(model, None, PROMPT, N_TOKENS, 256, 1, lambda: 0)
     return replace(whole, **changes)
 
 

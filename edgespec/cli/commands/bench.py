@@ -27,7 +27,6 @@ from edgespec.bench.bench_runs import (
     Bench,
     Prompt,
     applicable,
-    in_parallel,
     named_drafts,
     run_all,
     survey,
@@ -161,24 +160,19 @@ def measure(args: argparse.Namespace, settings: BenchSettings, console: Console)
     given: dict[str, Any] = {"read_limit": load.read_limit if limiter is limits.UNLIMITED else None}
     if memory_bytes is not None:
         given["memory_budget"] = budget = int(BUDGET_SHARE * memory_bytes)
-    prompts, n_prompts = chosen_prompts(settings)
+    prompts = chosen_prompts(settings)
     modes = with_drafts(requested, named_drafts(drafts, target, registry.find(target)))
-    most = max(settings.parallel or (0,))
     bench = Bench(
         settings,
         load.but(given),
-        [mode.together(most) for mode in modes] if most else modes,
+        modes,
         prompts,
-        n_prompts,
         limiter,
         measured_sampling(target, settings.temperature),
     )
     surveyed = survey(bench, console.progress)
     room_bytes = process.available_bytes() if memory_bytes is None else memory_bytes
     modes, left_out = applicable(modes, surveyed, room_bytes)
-    if settings.parallel:
-        modes, alone = in_parallel(modes, settings.parallel)
-        left_out += alone
     temperature = bench.sampling.temperature
     modes = [mode.at(t) for t in dict.fromkeys((0.0, temperature)) for mode in modes]
     bench = replace(bench, modes=modes, fits=surveyed.resident_bytes <= room_bytes)
@@ -199,7 +193,7 @@ def measure(args: argparse.Namespace, settings: BenchSettings, console: Console)
         n_tokens=settings.max_tokens,
         n_baseline_tokens=settings.tokens_of(is_slow=not bench.fits),
         n_repetitions=settings.repetitions,
-        prompts=[prompt.name for prompt in prompts[:n_prompts]],
+        prompts=[prompt.name for prompt in prompts],
         raw_bytes_per_s=raw,
         descriptions={mode.name: mode.description for mode in modes},
         modes=summaries(results.rows, modes, raw.median),
@@ -217,16 +211,15 @@ def _limited(load: LoadSettings) -> LoadSettings:
     return load.but({k: v for k, v in usual.items() if k not in load.model_fields_set})
 
 
-def chosen_prompts(settings: BenchSettings) -> tuple[list[Prompt], int]:
-    """The prompts, named by their number and the beginning of their text, and how many of them
-    are measured: all of a file, or the first of those that come with edgespec."""
+def chosen_prompts(settings: BenchSettings) -> list[Prompt]:
+    """The prompts, named by their number and the beginning of their text: all of a file, or the
+    first of those that come with edgespec."""
     texts = read_prompts(settings.prompts)
-    n_shipped = 1 if settings.quick else N_PROMPTS
-    prompts = [
+    n_texts = len(texts) if settings.prompts else 1 if settings.quick else N_PROMPTS
+    return [
         Prompt(f"{number} {(text.strip() or 'blank').splitlines()[0][:PROMPT_WIDTH]}", text)
-        for number, text in enumerate(texts, 1)
+        for number, text in enumerate(texts[:n_texts], 1)
     ]
-    return prompts, len(texts) if settings.prompts else n_shipped
 
 
 def _limiter(requested: ProcessLimits, target: Path, console: Console) -> Limiter:

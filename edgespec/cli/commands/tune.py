@@ -99,7 +99,7 @@ def _prepared(
     modes = with_drafts(
         ENGINE_MODES[-1:], named_drafts(paths, load.model, registry.find(load.model))
     )
-    bench = Bench(told, load, modes, *chosen_prompts(told), sampling=sampling, fits=True)
+    bench = Bench(told, load, modes, chosen_prompts(told), sampling=sampling, fits=True)
     usable, left_out = applicable(modes, survey(bench, console.progress), 0)
     for gone in left_out if paths else ():
         console.note(f"{gone.mode}: left out, {gone.reason}")
