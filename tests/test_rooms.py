@@ -214,14 +214,14 @@ def test_a_module_of_more_than_400_lines_says_why() -> None:
 
 MOST_LINES = {
     "batch": 522,
-    "bench": 1374,
+    "bench": 1243,
     "chat": 1794,
-    "cli": 4668,
+    "cli": 4660,
     "completions": 3979,
     "concurrency": 540,
     "diagnosis": 480,
     "engine": 4056,
-    "grammar": 870,
+    "grammar": 847,
     "hub": 614,
     "jobs": 422,
     "memory": 1585,
