@@ -27,6 +27,8 @@ LOADING = "more while loading"
 it, a plan what it exceeds the rows by that are taken later."""
 RING, PINNED, EXPERT_CACHE = "ring of streamed segments", "pinned segments", "cache of experts"
 """Labels of the rows of a paged target that change with the budget."""
+PROMPT_BUFFERS = "compute buffers of prompts"
+"""Label of the row for what only large batches of a prompt compute in."""
 REQUESTS = "requests"
 """Label of the row for what texts and a server's requests take, and of other models beside."""
 COPIES = "copies of streamed weights"
@@ -52,7 +54,7 @@ class MemoryRow:
     is_late: bool = False
     """True if nothing of it is taken before all models are loaded."""
     is_lent: bool = False
-    """True if streamed weights have it until texts fill it."""
+    """True if streamed weights have it while texts do not need it."""
 
     def as_dict(self) -> dict[str, str | int]:
         """The row as a plan shows it."""
@@ -152,16 +154,21 @@ class MemoryPlan:
     def bytes_per_pass(self) -> int:
         """Expected bytes read by a pass over one token: streamed weights in whole blocks, and
         experts that are probably not cached."""
-        return self.expected_bytes(1)
+        return max(0, self.expected_bytes(1) - self.prompt_bytes)
 
     @property
     def least_bytes_per_pass(self) -> int:
         """Bytes read by a pass over one token while the context is nearly empty."""
-        return max(0, self.bytes_per_pass - self.lent_bytes)
+        return max(0, self.expected_bytes(1) - self.lent_bytes)
+
+    @property
+    def prompt_bytes(self) -> int:
+        """Bytes that weights have but for large batches of a prompt."""
+        return sum(row.nbytes for row in self.rows if row.what == PROMPT_BUFFERS and row.is_lent)
 
     @property
     def lent_bytes(self) -> int:
-        """Bytes of the context's memory that weights have while it is nearly empty."""
+        """Bytes that weights have while the context is nearly empty and no prompt is read."""
         return sum(row.nbytes for row in self.rows if row.is_lent)
 
     @property

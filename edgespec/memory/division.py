@@ -76,10 +76,14 @@ def plan_models(
         tried_bytes = min(budget_bytes, smallest + weights // 2)
     plans = []
     for n_nodes in {batch.max_nodes for batch in target.batches}:
-        for choice in _choices(models, n_nodes, tried_bytes):
+        *choices, lending = _choices(models, n_nodes, tried_bytes)
+        for choice in choices:
             with suppress(BudgetError):
                 plans.append(_divide(tried_bytes, rows, models, choice))
                 break
+        if plans and plans[-1].paged:
+            with suppress(BudgetError):
+                plans[-1] = _divide(tried_bytes, rows, models, lending)
     best = choose(plans or [_divide(tried_bytes, rows, models, least)])
     if tried_bytes < budget_bytes:
         best = _divide(budget_bytes, rows, models, best.batches)
@@ -89,17 +93,21 @@ def plan_models(
 def _choices(
     models: Mapping[str, ModelNeeds], n_nodes: int, budget_bytes: int
 ) -> list[dict[str, int]]:
-    """Choices of batch index by owner for `n_nodes` nodes: the largest affordable, the smallest."""
-    affords, least = {}, {}
+    """Choices of batch index by owner for `n_nodes` nodes: the largest affordable, the smallest,
+    and the largest affordable if weights have what it lends."""
+    affords, least, lending = {}, {}, {}
     for owner, needs in models.items():
         batches = [
-            (index, batch.nbytes)
+            (index, batch)
             for index, batch in enumerate(needs.batches)
             if (owner == "draft" or batch.max_nodes == n_nodes) and not batch.is_last_resort
         ]
-        affords[owner] = batches[affordable([n for _, n in batches], budget_bytes)][0]
-        least[owner] = batches[-1][0]
-    return [affords, least]
+        affords[owner] = batches[affordable([b.nbytes for _, b in batches], budget_bytes)][0]
+        least[owner], smallest = batches[-1]
+        more = [batch.kept_bytes - smallest.kept_bytes for _, batch in batches]
+        is_lent = any(row.is_lent for row in batches[0][1].rows)
+        lending[owner] = batches[affordable(more, budget_bytes)][0] if is_lent else affords[owner]
+    return [affords, least, lending]
 
 
 _UNLIMITED = 1 << 62

@@ -45,6 +45,11 @@ class BatchNeeds:
     def nbytes(self) -> int:
         return sum(row.nbytes for row in (*self.rows, *self.paged))
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that paged weights never have."""
+        return sum(row.nbytes for row in (*self.rows, *self.paged) if not row.is_lent)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelNeeds:

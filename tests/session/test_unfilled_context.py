@@ -34,8 +34,9 @@ def peak():
 
 def load(budget):
     settings = edgespec.LoadSettings(
-        model=sys.argv[1], memory_budget=budget, ctx_size=2048, threads=1, batch_size=64
+        model=sys.argv[1], memory_budget=budget, ctx_size=2048, threads=1
     )
+    settings = settings.model_copy(update={"batch_size": json.loads(sys.argv[3])})
     return edgespec.load(settings, edgespec.EngineSettings(remember=False))
 
 drawn = edgespec.SamplingParams(temperature=1.0, seed=3)
@@ -49,9 +50,12 @@ else:
     budget = int(sys.argv[2])
     with load(budget) as session:
         said["planned"] = session.plan.pinned_bytes
-        said["texts"], said["pinned"] = [], []
+        said["texts"], said["pinned"], said["passes"] = [], [], []
         for prompt in prompts:
-            said["texts"].append(session.generate(prompt, drawn, max_tokens=24).tokens)
+            result = session.generate(prompt, drawn, max_tokens=24)
+            said["texts"].append(result.tokens)
+            passes = result.paging.passes - result.speculation.target_passes
+            said["passes"].append((len(result.prompt_tokens), passes))
             said["pinned"].append(session.budget.pinned_bytes)
         moved = session.set_memory_budget(budget - 4 * 2**20)
         said["moved"] = session.budget.pinned_bytes - moved.pinned_bytes
@@ -61,8 +65,8 @@ print(json.dumps(said))
 """
 
 
-def child(path: Path, budget: str) -> dict[str, object]:
-    command = [sys.executable, "-c", PROGRAM, str(path), budget]
+def child(path: Path, budget: str, batch_size: int | None = 64) -> dict[str, object]:
+    command = [sys.executable, "-c", PROGRAM, str(path), budget, json.dumps(batch_size)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, object] = json.loads(done.stdout)
@@ -85,6 +89,21 @@ def test_weights_have_what_the_context_does_not_use_yet(tmp_path: Path) -> None:
     assert at_first - planned > 12 << 20  # of 24 MiB of weights
     assert when_filled < at_first == again
     assert paged["moved"] > 0  # type: ignore[operator]
+    assert paged["ratio"] <= 1  # type: ignore[operator]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
+def test_a_prompt_is_read_in_passes_over_512_tokens(tmp_path: Path) -> None:
+    """Weights have the memory for so many rows while no prompt is read."""
+    model = tiny_llama(embedding=512, layers=8, heads=8, kv_heads=8, head_size=64, ffn=2048)
+    model.metadata["llama.context_length"] = (U32, N_CTX)
+    path = model.write(tmp_path / "wide.gguf")
+    whole = child(path, "whole", None)
+    paged = child(path, str(int(whole["smallest"]) + (26 << 20)), None)  # type: ignore[call-overload]
+    print(whole, paged)
+    assert paged["texts"] == whole["texts"]
+    assert [passes for _, passes in paged["passes"]] == [-(-n // 512) for n, _ in paged["passes"]]  # type: ignore[attr-defined]
     assert paged["ratio"] <= 1  # type: ignore[operator]
 
 

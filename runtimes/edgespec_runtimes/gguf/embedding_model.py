@@ -170,7 +170,7 @@ class GgufEmbedder(EmbeddingModel):
             raise ContextOverflow(self.info.n_ctx, n_tokens)
         rows = Rows([int(token) for token in tokens], [*range(n_tokens)], [[0]] * n_tokens)
         with self._model.users.use(exclusive=True):
-            with self._pass():
+            with self._pass(n_tokens):
                 lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
                 self._batch.fill(rows, range(n_tokens))
                 code = int(lib.llama_decode(self._context, self._batch.raw))
@@ -198,9 +198,9 @@ class GgufEmbedder(EmbeddingModel):
         close_all(self._model.close, self._weights.close)
 
     @contextmanager
-    def _pass(self) -> Iterator[None]:
+    def _pass(self, n_tokens: int) -> Iterator[None]:
         """Weights in place for a pass; raises what their reading raised."""
-        self._weights.begin_pass()
+        self._weights.begin_pass(n_tokens)
         try:
             yield
         finally:

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from edgespec.errors import ModelError
-from edgespec.memory.budget import LOADING, MemoryRow
+from edgespec.memory.budget import LOADING, PROMPT_BUFFERS, MemoryRow
 from edgespec.memory.heap import allocated_bytes
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.paging.pager import READERS
@@ -20,6 +20,7 @@ from edgespec.paging.reader import STAGING_BYTES
 from edgespec.registry import GpuMemory, ModelRequest, PreparedModel
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context import contexts, windows
+from edgespec_runtimes.gguf.context.prompt_buffers import BufferSizes
 from edgespec_runtimes.gguf.context.recurrent import N_CHECKPOINTS
 from edgespec_runtimes.gguf.context_choice import BATCH_SIZES, ContextChoice
 from edgespec_runtimes.gguf.feature_tap import gives_inputs
@@ -27,7 +28,11 @@ from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.file.mtp import can_guess, skipped
-from edgespec_runtimes.gguf.kernels.invariant_kernels import CELLS_ROUNDED_TO, TILE_ROWS
+from edgespec_runtimes.gguf.kernels.invariant_kernels import (
+    CELLS_ROUNDED_TO,
+    MIN_TILED_BATCH,
+    TILE_ROWS,
+)
 from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES
 from edgespec_runtimes.gguf.llama import gpu, loading, rpc
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
@@ -266,8 +271,10 @@ class MeasuredGguf(PreparedModel):
         self, shape: contexts.ContextShape, sizes: contexts.ContextSizes
     ) -> BatchNeeds:
         owner = self.request.owner
+        lent_bytes = buffers.lent_bytes if (buffers := self.buffers(shape)) else 0
         rows = (
-            MemoryRow(owner, "compute buffers", sizes.compute_bytes),
+            MemoryRow(owner, "compute buffers", sizes.compute_bytes - lent_bytes),
+            MemoryRow(owner, PROMPT_BUFFERS, lent_bytes, is_lent=True),
             MemoryRow(owner, "compute graphs", sizes.graph_bytes),
             MemoryRow(owner, f"logits ({shape.n_outputs} nodes)", self._logits_bytes(sizes)),
             *self._feature_rows(shape),
@@ -280,6 +287,18 @@ class MeasuredGguf(PreparedModel):
             self._info.n_ctx, *BATCH_SIZES
         )
         return BatchNeeds(shape.n_batch, rows, (paged,), shape.n_outputs, is_small)
+
+    def buffers(self, shape: contexts.ContextShape) -> BufferSizes | None:
+        """Sizes of the compute buffers of a context whose prompts come in larger batches than a
+        pass needs otherwise; None of others, and where their pages cannot be given back."""
+        sizes_of = {(s.n_outputs, s.n_batch): (s.largest_batch, z) for s, z in self.contexts}
+        found = sizes_of.get((shape.n_outputs, MIN_TILED_BATCH))
+        is_here = not self.offloading.names and not self.is_remote and windows.is_supported()
+        if not found or not is_here or self.request.owner == "draft":
+            return None
+        n_rows, kept_bytes = found[0], found[1].compute_bytes
+        whole_bytes = sizes_of[shape.n_outputs, shape.n_batch][1].compute_bytes
+        return BufferSizes(n_rows, kept_bytes, max(0, whole_bytes - kept_bytes))
 
     def _logits_bytes(self, sizes: contexts.ContextSizes) -> int:
         """Bytes of llama.cpp's output buffer, and of the copies that some passes need of it."""

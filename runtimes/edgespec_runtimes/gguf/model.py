@@ -354,7 +354,7 @@ class GgufModel(KeptTexts):
             if self._tap is not None:
                 self._tap.begin_pass(n_rows)
             if self._weights:
-                self._weights.begin_pass(on_segment)
+                self._weights.begin_pass(n_rows, on_segment)
             with self._kernels:
                 code = self._compute(rows, with_logits)
             self._n_passes += 1

@@ -16,6 +16,7 @@ from edgespec.paging.reader import WatchedFiles
 from edgespec.ports import LanguageModel, Progress, StateOrigin
 from edgespec.registry import without_padding
 from edgespec_runtimes.gguf.context import contexts
+from edgespec_runtimes.gguf.context.prompt_buffers import PromptBuffers
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.mtp import has_layers, obstacle
 from edgespec_runtimes.gguf.kernels.invariant_kernels import can_replace_products
@@ -103,8 +104,12 @@ class PreparedGguf(MeasuredGguf):
             return self._open(self._mapped.take_model(), shape, None)
         with self._phase("pinned weights"):
             mapped, request = self._mapped, self.request
-            opened = load_paged(self._header, mapped, request, plan, shape, self.stop, progress)
-        return self._open(opened[0], shape, opened[1])
+            model, weights = load_paged(
+                self._header, mapped, request, plan, shape, self.stop, progress
+            )
+        if sizes := self.buffers(shape):
+            weights.buffers = PromptBuffers(sizes, weights.lend)
+        return self._open(model, shape, weights)
 
     def cancel(self) -> None:
         self.stop.is_set = True

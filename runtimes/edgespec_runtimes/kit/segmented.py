@@ -81,6 +81,8 @@ class SegmentedWeights(Closeable, Generic[G]):
         self.context = ContextSize()
         self._n_cells = 0
         """Cells of the context in use, and those that the next pass fills."""
+        self._lent_bytes = 0
+        """Further memory of the next pass that it does not use."""
         self._plan = self._wanted = plan
         """The plan, and its division that holds while the context is not full."""
         self._present: MemoryPlan | None = plan
@@ -135,8 +137,17 @@ class SegmentedWeights(Closeable, Generic[G]):
     def fill_context(self, n_cells: int) -> None:
         """Call before the first `n_cells` of the context are filled: gives their memory up, and
         reads nothing. What there is room for is pinned when the next pass begins."""
+        self._n_cells = n_cells
+        self._make_way()
+
+    def lend(self, nbytes: int) -> None:
+        """Have `nbytes` of other memory from now on, in the way of `fill_context`."""
+        self._lent_bytes = nbytes
+        self._make_way()
+
+    def _make_way(self) -> None:
+        """Give up what the next pass uses."""
         with self._changing:
-            self._n_cells = n_cells
             self._divide()
             wanted = self._wanted
         if wanted is not self._present:
@@ -156,8 +167,9 @@ class SegmentedWeights(Closeable, Generic[G]):
         applied.set()
 
     def _divide(self) -> None:
-        """Find the division for the cells of the context in use."""
-        budget_bytes = self._plan.budget_bytes + self.context.unused_bytes(self._n_cells)
+        """Find the division for what the next pass uses."""
+        unused_bytes = self.context.unused_bytes(self._n_cells) + self._lent_bytes
+        budget_bytes = self._plan.budget_bytes + unused_bytes
         if budget_bytes != self._wanted.budget_bytes or self._wanted.cut != self._plan.cut:
             self._wanted = divided(self._plan, budget_bytes)
 

@@ -17,7 +17,7 @@ from edgespec_runtimes.gguf.llama import abi, ggml
 from edgespec_runtimes.gguf.llama.imports import replaced_import
 from edgespec_runtimes.kit.segmented import ContextSize
 
-_GIVE_BACK, _NO_HUGE_PAGES = 4, 15
+_GIVE_BACK, NO_HUGE_PAGES = 4, 15
 """Linux's `MADV_DONTNEED` and `MADV_NOHUGEPAGE`; Python has the names on Linux only."""
 _Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _Clear = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint8)
@@ -39,8 +39,6 @@ class CacheMemory:
         self._is_wanted = is_wanted
         self._buffers: dict[int, tuple[int, int]] = {}
         """Addresses and sizes of llama.cpp's buffers."""
-        self._madvise = ctypes.CDLL(None).madvise
-        self._madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
     @contextmanager
     def captured(self, log_lines: Sequence[str]) -> Iterator[None]:
@@ -94,7 +92,7 @@ class CacheMemory:
     def free(self, begin: int, end: int) -> None:
         """Return the whole pages of cells from `begin` to `end` to the system."""
         for address, row_bytes in self.tensors:
-            self._advise(address + begin * row_bytes, address + end * row_bytes)
+            advise(address + begin * row_bytes, address + end * row_bytes)
 
     def _take(self, context: int, buffer: int) -> None:
         if not abi.buffer_is_host(buffer):
@@ -111,7 +109,7 @@ class CacheMemory:
         begin = ggml.pointer("ggml_backend_buffer_get_base", buffer)
         size = ggml.call(ctypes.c_size_t, "ggml_backend_buffer_get_size", buffer)
         self._buffers[buffer] = (begin, size)
-        self._advise(begin, begin + size, _NO_HUGE_PAGES)
+        advise(begin, begin + size, NO_HUGE_PAGES)
 
     def _clear(self, begin: int, size: int) -> None:
         end = begin + size
@@ -121,12 +119,7 @@ class CacheMemory:
             return
         ctypes.memset(begin, 0, first - begin)
         ctypes.memset(last, 0, end - last)
-        self._advise(first, last)
-
-    def _advise(self, begin: int, end: int, advice: int = _GIVE_BACK) -> None:
-        first, last = whole_pages(begin, end)
-        if first < last:
-            self._madvise(first, last - first, advice)
+        advise(first, last)
 
 
 def values_are_rows(log_lines: Sequence[str]) -> bool:
@@ -134,6 +127,14 @@ def values_are_rows(log_lines: Sequence[str]) -> bool:
     architectures whatever it is asked for: a cell's values are no row of the cache then."""
     lines = (line for line in log_lines if line.startswith("llama_context: flash_attn "))
     return not any("disabled" in line for line in lines)
+
+
+def advise(begin: int, end: int, advice: int = _GIVE_BACK) -> None:
+    """Return the whole pages of a range to the system, or give it other advice about them."""
+    first, last = whole_pages(begin, end)
+    if first < last:
+        madvise = ctypes.CDLL(None).madvise
+        madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), ctypes.c_int(advice))
 
 
 def whole_pages(begin: int, end: int) -> tuple[int, int]:

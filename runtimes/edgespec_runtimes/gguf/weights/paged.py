@@ -28,6 +28,7 @@ from edgespec.registry import ModelRequest
 from edgespec.tracing.spans import NO_SPAN, Span, Track
 from edgespec.values import PagingStats
 from edgespec_runtimes.gguf.context.contexts import ContextShape
+from edgespec_runtimes.gguf.context.prompt_buffers import PromptBuffers
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.kernels.packer import BufferFields, Packer
 from edgespec_runtimes.gguf.llama import abi, loading
@@ -80,6 +81,8 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
         self._n_batch, n_threads = shape.largest_batch, shape.n_threads
         groups = self._cuts[plan.cut]
         self._stop = stop
+        self.buffers: PromptBuffers | None = None
+        """The context's compute buffers, if they lend memory."""
         self._packer = Packer()
         self.packed = packed_fields(self._packer, header, groups)
         """Buffer fields of packed tensors by address."""
@@ -138,14 +141,18 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
         resident = [WeightGroup(segment, tuple(self._resident))] if segment else []
         self._fill([*resident, *self._arranged.pinned_groups], progress)
 
-    def begin_pass(self, on_segment: Callable[[float], None] | None = None) -> None:
+    def begin_pass(self, n_rows: int, on_segment: Callable[[float], None] | None = None) -> None:
         """Call before every llama_decode."""
         self.failure = None
+        if self.buffers:
+            self.buffers.begin_pass(n_rows)
         self.settle(self._is_stopped)
         self._on_segment = on_segment
 
     def end_pass(self) -> None:
         """Point all weights back to the mapping; call after every llama_decode."""
+        if self.buffers:
+            self.buffers.end_pass()
         self.sliced.end_pass()
         for index in list(self._held):
             self._restore(index)
