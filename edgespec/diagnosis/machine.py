@@ -66,7 +66,7 @@ def _memory() -> Iterator[Finding]:
     if sys.platform == "linux":
         says += ", cgroups taken into account"
     yield Finding("memory", "for this process", says)
-    budget = process.auto_budget(process.process_rss_bytes(), available, total)
+    budget = process.auto_budget()
     yield Finding("memory", "--memory-budget auto", f"would be {format_size(budget)} now")
 
 

@@ -43,18 +43,6 @@ class MemoryGroup:
     def used_bytes(self) -> int:
         return self._number("memory.current" if self._v2 else "memory.usage_in_bytes", 0)
 
-    @property
-    def pressure_file(self) -> Path:
-        """The kernel's file about the time that tasks waited for memory; version 1 has none."""
-        return self._folder / "memory.pressure"
-
-    def limit_events(self) -> int:
-        """Number of times that the group has reached a limit."""
-        if not self._v2:
-            return self._number("memory.failcnt", 0)
-        events = table(self._folder / "memory.events")
-        return sum(events.get(name, 0) for name in ("high", "max", "oom"))
-
     def _droppable_bytes(self) -> int:
         """Bytes of page cache that are neither mapped nor dirty."""
         stat = table(self._folder / "memory.stat")

@@ -94,9 +94,10 @@ def margin_bytes(total: int) -> int:
     return max(least, int(MARGIN_SHARE * total))
 
 
-def auto_budget(rss: int, available: int, total: int) -> int:
+def auto_budget(root: Path = _ROOT) -> int:
     """The auto budget in bytes: resident plus available memory, minus the margin."""
-    return max(0, rss + available - margin_bytes(total))
+    free = process_rss_bytes(root) + available_bytes(root)
+    return max(0, free - margin_bytes(total_bytes(root)))
 
 
 def note_on_plan(planned_bytes: int) -> str | None:
@@ -124,9 +125,8 @@ def auto_note(budget_bytes: int, memory_budget: int | str) -> list[str]:
 def resolve_budget(memory_budget: int | str) -> int:
     """The value of `LoadSettings.memory_budget` in bytes, on this machine and now."""
     if auto_bounds(memory_budget) is not None:
-        found = auto_budget(process_rss_bytes(), available_bytes(), total_bytes())
         floor, ceiling = budget_bounds(memory_budget)
-        return min(max(found, floor), ceiling)
+        return min(max(auto_budget(), floor), ceiling)
     return parse_size(memory_budget, total_bytes())
 
 

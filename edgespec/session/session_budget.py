@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, replace
 
 from edgespec.concurrency.owning import POLL_S, Closeable
@@ -14,7 +15,7 @@ from edgespec.errors import BudgetError, EdgespecError, SessionClosed, UsageErro
 from edgespec.grammar.specification import GRAMMAR_BYTES, GRAMMARS_AT_ONCE, library_bytes
 from edgespec.memory import division, process
 from edgespec.memory.budget import MemoryPlan, MemoryRow
-from edgespec.memory.following import INTERVAL_S, FreeMemory, MemoryReading
+from edgespec.memory.following import INTERVAL_S, FreeMemory
 from edgespec.ports import Vocabulary
 from edgespec.session.opening import LoadedModels
 from edgespec.settings.units import auto_bounds, format_size, parse_size
@@ -67,7 +68,8 @@ class SessionBudget(Closeable):
         rows = self.plan.rows
         resident = sum(r.nbytes for r in rows if (r.owner, r.what) == ("target", "weights"))
         caches = sum(r.nbytes for r in rows if r.what.startswith("KV cache"))
-        lent = max(0, paging.pinned_bytes - self.plan.pinned_bytes) if self.plan.paged else 0
+        planned = self.plan.pinned_bytes + self.plan.prompt_bytes
+        lent = max(0, paging.pinned_bytes - planned) if self.plan.paged else 0
         return BudgetReport(
             self.plan.budget_bytes,
             self.plan.planned_bytes,
@@ -163,7 +165,8 @@ class SessionBudget(Closeable):
         """Follow the free memory; runs in a thread of its own."""
         free = FreeMemory(max(floor, self._smallest_bytes), ceiling)
         while not is_over.wait(INTERVAL_S):
-            wanted = free.next_budget(MemoryReading.now(), self.plan.budget_bytes)
+            free_bytes = process.auto_budget()
+            wanted = free.next_budget(time.monotonic(), free_bytes, self.plan.budget_bytes)
             if wanted is not None:
                 try:
                     with self._engine.use(), self._changing:
