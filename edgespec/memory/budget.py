@@ -145,10 +145,7 @@ class MemoryPlan:
     @property
     def streamed_bytes(self) -> int:
         """Bytes of weights read in every pass."""
-        if not self.paged:
-            return 0
-        streamed = (s for i, s in enumerate(self.segments) if i not in self.pinned)
-        return sum(min(segment.nbytes, segment.read_bytes) for segment in streamed)
+        return sum(min(segment.nbytes, segment.read_bytes) for segment in self._streamed)
 
     @property
     def bytes_per_pass(self) -> int:
@@ -178,26 +175,24 @@ class MemoryPlan:
 
     def expected_bytes(self, n_nodes: int) -> int:
         """Expected bytes read by a pass over `n_nodes` nodes."""
-        if not self.paged:
-            return 0
-        if self.experts is None:
-            return self.streamed_read_bytes
-        expected = self.experts.expected_bytes(self.expert_bytes, n_nodes)
-        return self.streamed_read_bytes + int(expected)
+        experts = self.experts
+        missing = experts.expected_bytes(self.expert_bytes, n_nodes) if experts else 0
+        return self.streamed_read_bytes + int(missing)
 
     @property
     def upper_bytes(self) -> int:
         """Bytes of a draft's copies that are the upper bits of streamed weights."""
-        streamed = (s for i, s in enumerate(self.segments) if i not in self.pinned)
-        is_nested = any(segment.read_bytes < segment.slot_bytes for segment in streamed)
+        is_nested = any(segment.read_bytes < segment.slot_bytes for segment in self._streamed)
         return sum(row.nbytes for row in self.rows if row.what == COPIES) * is_nested
 
     @property
     def streamed_read_bytes(self) -> int:
         """Bytes that the ring reads in a pass: streamed weights in whole blocks."""
-        if not self.paged:
-            return 0
-        return sum(s.read_bytes for i, s in enumerate(self.segments) if i not in self.pinned)
+        return sum(segment.read_bytes for segment in self._streamed)
+
+    @property
+    def _streamed(self) -> list[SegmentSize]:
+        return [segment for i, segment in enumerate(self.segments) if i not in self.pinned]
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as JSON values."""
@@ -347,15 +342,12 @@ def fixed_rows(plan: MemoryPlan) -> list[MemoryRow]:
 
 def _loaded(plan: MemoryPlan) -> MemoryPlan:
     """The plan once it is loaded: copies of what is not pinned exist, and what has none stays."""
-    if not plan.shared:
-        n_kept = 0
-    else:
-        n_kept = 1 + max(n for n, unit in enumerate(plan.order) if plan.shared.intersection(unit))
+    kept = (n for n, unit in enumerate(plan.order, 1) if plan.shared.intersection(unit))
     segments = (
         one if i in plan.pinned else replace(one, copy_bytes=0)
         for i, one in enumerate(plan.segments)
     )
-    return replace(plan, segments=tuple(segments), n_kept=n_kept)
+    return replace(plan, segments=tuple(segments), n_kept=max(kept, default=0))
 
 
 def least_bytes(

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass, replace
 
 from edgespec.concurrency.owning import POLL_S, Closeable
@@ -68,8 +67,7 @@ class SessionBudget(Closeable):
         rows = self.plan.rows
         resident = sum(r.nbytes for r in rows if (r.owner, r.what) == ("target", "weights"))
         caches = sum(r.nbytes for r in rows if r.what.startswith("KV cache"))
-        planned = self.plan.pinned_bytes + self.plan.prompt_bytes
-        lent = max(0, paging.pinned_bytes - planned) if self.plan.paged else 0
+        lent = max(0, paging.pinned_bytes - self.plan.pinned_bytes - self.plan.prompt_bytes)
         return BudgetReport(
             self.plan.budget_bytes,
             self.plan.planned_bytes,
@@ -165,8 +163,7 @@ class SessionBudget(Closeable):
         """Follow the free memory; runs in a thread of its own."""
         free = FreeMemory(max(floor, self._smallest_bytes), ceiling)
         while not is_over.wait(INTERVAL_S):
-            free_bytes = process.auto_budget()
-            wanted = free.next_budget(time.monotonic(), free_bytes, self.plan.budget_bytes)
+            wanted = free.next_budget(process.auto_budget(), self.plan.budget_bytes)
             if wanted is not None:
                 try:
                     with self._engine.use(), self._changing:

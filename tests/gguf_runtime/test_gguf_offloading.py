@@ -37,7 +37,8 @@ def prepared(n_gpu_layers: int, owner: str = "target") -> PreparedGguf:
         flash_attn="on", n_gpu_layers=n_gpu_layers, n_gpu_layers_draft=n_gpu_layers
     )
     path = PAIR.draft if owner == "draft" else PAIR.target
-    return runtime.prepare(ModelRequest(path, owner, 256, 17, 17, 2, options=options))
+    wanted = ModelRequest(path, owner, 256, 17, 17, 2, batch_size=128, options=options)
+    return runtime.prepare(wanted)  # larger batches would lend weights memory without a GPU
 
 
 def planned(**options: object) -> MemoryPlan:

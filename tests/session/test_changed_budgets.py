@@ -14,6 +14,7 @@ import pytest
 
 import edgespec
 from edgespec.errors import BudgetError, UsageError, WeightReadError
+from edgespec.memory import process
 from edgespec.models.embedded import embedded_pair
 from edgespec.session import session_budget
 from edgespec.session.session import Session
@@ -177,9 +178,8 @@ def test_weights_that_cannot_be_read_again_fail_the_change(
 
 def test_a_budget_of_auto_follows_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     free = [900 << 20]
-    reading = session_budget.MemoryReading(0.0, free[0], False, 0.0, 0.0, 0)
     monkeypatch.setattr(session_budget, "INTERVAL_S", 0.001)
-    monkeypatch.setattr(session_budget.MemoryReading, "now", lambda: reading)
+    monkeypatch.setattr(process, "auto_budget", lambda: free[0])
     load = LoadSettings(model=embedded_pair().target, memory_budget="auto:500MiB-2GiB")
     with edgespec.load(load, RULES) as session:
         assert session.budget.follows
