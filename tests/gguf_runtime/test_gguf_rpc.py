@@ -75,7 +75,7 @@ class TestDraftOnADeviceKeepsTheContract(PortContract):
     ) -> Callable[[], LanguageModel]:
         use_as_gpu(monkeypatch, rpc_server)
         # with its tokenizer, of which the contract asks much
-        monkeypatch.setattr(PreparedGguf, "_token_ids", None)
+        monkeypatch.setattr(PreparedGguf, "_without_texts", None)
         options = GgufOptions(flash_attn="on", n_gpu_layers_draft=99)
         request = ModelRequest(PAIR.draft, "draft", 256, 17, 17, 2, options=options)
 

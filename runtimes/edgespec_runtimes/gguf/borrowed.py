@@ -19,7 +19,7 @@ from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.file.heads import HeadShape
 from edgespec_runtimes.gguf.llama import abi, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
-from edgespec_runtimes.gguf.llama.token_ids import TokenIds
+from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.weights import row_tables
 from edgespec_runtimes.gguf.weights.row_tables import RowTable
 from edgespec_runtimes.gguf.weights.segments import TRACED_SHAPE, segment_of
@@ -103,7 +103,7 @@ class BorrowedMatrices(CopiedWeights):
 
     def __init__(self, shape: HeadShape, target: GgufFile) -> None:
         """Reads nothing before `fill`."""
-        model = loading.load_sizes_only(target.path, token_ids=TokenIds.of(target))
+        model = loading.load_sizes_only(target.path, no_texts=target)
         super().__init__(shape, target, model)
         self.context: Any = None
         """Context of the target for llama.cpp's graph of the head."""
@@ -116,7 +116,7 @@ class BorrowedMatrices(CopiedWeights):
 
     def close(self) -> None:
         context, self.context = self.context, None
-        close_all(lambda: contexts.free(context), self._model.close, super().close)
+        close_all(lambda: lib.llama_free(context), self._model.close, super().close)
 
 
 def _looked_up(shape: HeadShape) -> TensorEntry | None:

@@ -29,7 +29,6 @@ from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
-from edgespec_runtimes.gguf.llama.token_ids import TokenIds
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights import row_tables
@@ -61,7 +60,7 @@ class PreparedGgufEmbedder(PreparedEmbedder):
         self._request = request
         self.header = header
         self.stop = AbortFlag()
-        model = loading.load_sizes_only(header.path, token_ids=TokenIds.of(header))
+        model = loading.load_sizes_only(header.path, no_texts=header)
         try:
             self.info = self._describe(model)
             self.shape = replace(
@@ -194,7 +193,7 @@ class GgufEmbedder(EmbeddingModel):
         self._model.users.close(self.cancel, self._release)
 
     def _release(self) -> None:
-        contexts.free(self._context)
+        lib.llama_free(self._context)
         close_all(self._model.close, self._weights.close)
 
     @contextmanager

@@ -60,11 +60,11 @@ class KeptTexts(RunningModel):
             text.extend(n_tokens)
 
     def checkpoints(self, slot: int) -> Sequence[int]:
-        return self._recurrent.ends
+        return sorted(self._recurrent.checkpoints)
 
     def write_checkpoint(self, n_tokens: int, piece: int, slot: int) -> memoryview | None:
         with self._users.use():
-            kept = self._recurrent.checkpoint(n_tokens)
+            kept = self._recurrent.checkpoints[n_tokens]
             if piece:
                 content = memoryview(kept).cast("B")
                 return content[(piece - 1) * PIECE_BYTES : piece * PIECE_BYTES] or None
@@ -76,7 +76,7 @@ class KeptTexts(RunningModel):
         with self._users.use():
             head = memoryview(bytearray(next(pieces)))
             n_bytes = _HEAD.unpack_from(head)[0] if len(head) >= _HEAD.size else 0
-            if not 0 < n_bytes <= self._recurrent.most_bytes:
+            if not 0 < n_bytes <= self._recurrent.state_bytes:
                 raise StateError(f"a recurrent state of {n_bytes:,} bytes does not fit the model")
             begin = self._end_of_blocks(n_tokens)
             if begin < n_tokens:

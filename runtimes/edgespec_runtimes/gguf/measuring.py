@@ -36,7 +36,6 @@ from edgespec_runtimes.gguf.kernels.invariant_kernels import (
 from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES
 from edgespec_runtimes.gguf.llama import gpu, loading, rpc
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
-from edgespec_runtimes.gguf.llama.token_ids import TokenIds
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights import row_tables
 from edgespec_runtimes.gguf.weights.mapped_weights import MappedWeights
@@ -83,7 +82,7 @@ class MeasuredGguf(PreparedModel):
     def _measure(self, request: ModelRequest) -> None:
         self.request, header = request, self._header
         before_bytes = allocated_bytes()
-        sizes_only = loading.load_sizes_only(header.path, self._mtp, TokenIds.of(header))
+        sizes_only = loading.load_sizes_only(header.path, self._mtp, header)
         sizes_only.lender = self._lender
         taken_bytes = max(0, allocated_bytes() - before_bytes)
         self._id_bytes = -(-taken_bytes // ID_STEP_BYTES) * ID_STEP_BYTES
@@ -197,7 +196,7 @@ class MeasuredGguf(PreparedModel):
 
     def place(self, gpu_bytes: int) -> Sequence[MemoryRow]:
         """Place the requested layers; returns their rows. Raises BudgetError if they do not fit."""
-        _, sizes = max(self.contexts, key=lambda one: one[1].total)
+        _, sizes = max(self.contexts, key=lambda one: one[1].kv_bytes + one[1].compute_bytes)
         return place_layers(
             self._header,
             self.request.owner,

@@ -21,7 +21,7 @@ from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.mtp import has_layers, obstacle
 from edgespec_runtimes.gguf.kernels.invariant_kernels import can_replace_products
 from edgespec_runtimes.gguf.llama import loading
-from edgespec_runtimes.gguf.llama.token_ids import NoTexts, TokenIds
+from edgespec_runtimes.gguf.llama.token_ids import NoTexts
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.measuring import MeasuredGguf
 from edgespec_runtimes.gguf.model import GgufModel, Opening
@@ -131,7 +131,7 @@ class PreparedGguf(MeasuredGguf):
                     self.stop,
                     progress,
                     placement_as_stored(self._header, self.offloading.elsewhere),
-                    TokenIds.of(self._header) if texts else self._token_ids,
+                    self._header if texts else self._without_texts,
                 )
                 on_failure.callback(model.close)
                 heap.trim_heap()  # what the file's metadata took, before the context needs its own
@@ -150,7 +150,7 @@ class PreparedGguf(MeasuredGguf):
         """A model that owns `model` and `paged`, which are closed on failure."""
         try:
             with self._phase("context"):
-                texts = NoTexts(model.n_vocab) if self._token_ids else None
+                texts = NoTexts(model.n_vocab) if self._without_texts else None
                 vocabulary = texts or GgufVocabulary(model, self._header)
                 info = replace(
                     self.info,
@@ -166,9 +166,9 @@ class PreparedGguf(MeasuredGguf):
             raise
 
     @property
-    def _token_ids(self) -> TokenIds | None:
-        """Ids in place of the vocabulary of a draft; the target's turns them into texts."""
-        return TokenIds.of(self._header) if self.is_draft else None
+    def _without_texts(self) -> GgufFile | None:
+        """Header of a draft, whose tokenizer is not read; the target's turns ids into texts."""
+        return self._header if self.is_draft and self._header.n_vocab else None
 
     def _new_model(self, opening: Opening) -> GgufModel:
         return GgufModel(opening)

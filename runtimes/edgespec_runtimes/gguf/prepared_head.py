@@ -155,8 +155,8 @@ class PreparedOwnHead(PreparedReader):
 
     def _load_resident(self, shape: ContextShape, progress: Progress | None) -> LanguageModel:
         with self._phase("weights"):
-            path, token_ids = self._header.path, self._token_ids
-            model, _ = loading.load_mapped(path, mtp=True, token_ids=token_ids)
+            path, no_texts = self._header.path, self._without_texts
+            model, _ = loading.load_mapped(path, mtp=True, no_texts=no_texts)
         return self._open(model, shape, None)
 
     def _copies(self, model: loading.Model) -> CopiedWeights:

@@ -45,10 +45,6 @@ class ContextSizes:
     has_rows: bool = True
     """True if the values of a cell are a row of the cache."""
 
-    @property
-    def total(self) -> int:
-        return self.kv_bytes + self.compute_bytes + self.output_bytes + self.graph_bytes
-
 
 @dataclass(frozen=True, slots=True)
 class ContextShape:
@@ -240,12 +236,6 @@ def _without_clearing() -> Iterator[None]:
     names = ("ggml_backend_buffer_clear",)
     with replaced_import(abi.library_path(), names, _Clear(clear_for_others)):
         yield
-
-
-def free(context: Any) -> None:
-    """Free a llama_context, which may be None."""
-    if context is not None:
-        lib.llama_free(context)
 
 
 def _params(model: Model, shape: ContextShape) -> Any:

@@ -55,11 +55,11 @@ class RecurrentText:
         self._memory = texts.memory
         self._texts = texts
         self._text = texts.all[HOME]
-        self._state_bytes = state_bytes
+        self.state_bytes = state_bytes
         self._rolls_back = rolls_back
         self.expected_end = 0
         """Number of tokens after which the next prompt gets a further checkpoint."""
-        self._checkpoints: dict[int, Any] = {}
+        self.checkpoints: dict[int, Any] = {}
         """Checkpoints by number of tokens, ascending."""
         self._first: list[int] = []
         """Node keys of the first line of the latest pass."""
@@ -161,26 +161,12 @@ class RecurrentText:
         If there are too many, the one whose loss costs the fewest tokens is dropped.
         """
         self.lag = []
-        n_tokens, kept = self._text.n_committed, self._checkpoints
-        if n_tokens in kept or self._memory.recurrent_bytes(HOME) > self._state_bytes:
+        n_tokens, kept = self._text.n_committed, self.checkpoints
+        if n_tokens in kept or self._memory.recurrent_bytes(HOME) > self.state_bytes:
             return
         if len(kept) == N_CHECKPOINTS:
             del kept[least_useful(kept)]
         kept[n_tokens] = self._memory.save_recurrent(HOME)
-
-    @property
-    def most_bytes(self) -> int:
-        """Most bytes of a checkpoint."""
-        return self._state_bytes
-
-    @property
-    def ends(self) -> Sequence[int]:
-        """Lengths of the prefixes that have checkpoints, ascending."""
-        return sorted(self._checkpoints)
-
-    def checkpoint(self, n_tokens: int) -> Any:
-        """The buffer with the state after `n_tokens`."""
-        return self._checkpoints[n_tokens]
 
     def adopt(self, n_tokens: int, checkpoint: Any) -> None:
         """Go on with a stored state after `n_tokens`, whose keys and values the text has.
@@ -189,7 +175,7 @@ class RecurrentText:
         """
         self._memory.adopt_recurrent(checkpoint, HOME, n_tokens)
         self._reset()
-        self._checkpoints = {n_tokens: checkpoint}
+        self.checkpoints = {n_tokens: checkpoint}
 
     def truncate(self, n_tokens: int) -> None:
         """Restore the latest checkpoint at or before `n_tokens`; drop guesses."""
@@ -203,9 +189,9 @@ class RecurrentText:
         """
         self._drop_copies()
         self._reset()
-        self._checkpoints = {end: kept for end, kept in self._checkpoints.items() if end <= most}
-        if n_tokens := max(self._checkpoints, default=0):
-            self._memory.restore_recurrent(self._checkpoints[n_tokens], HOME)
+        self.checkpoints = {end: kept for end, kept in self.checkpoints.items() if end <= most}
+        if n_tokens := max(self.checkpoints, default=0):
+            self._memory.restore_recurrent(self.checkpoints[n_tokens], HOME)
             self._texts.truncate({HOME: n_tokens})
         else:
             self._memory.clear()

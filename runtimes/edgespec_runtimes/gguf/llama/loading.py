@@ -20,12 +20,13 @@ from edgespec.concurrency.worker import raise_if_cancelled
 from edgespec.errors import Cancelled, EdgespecError, ModelError
 from edgespec.memory.heap import trim_heap_top
 from edgespec.ports import Progress
+from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import abi, ggml, log, rpc
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.llama.huge_pages import huge_pages
 from edgespec_runtimes.gguf.llama.lazy_mapping import lazy_mapping
-from edgespec_runtimes.gguf.llama.token_ids import TokenIds
+from edgespec_runtimes.gguf.llama.token_ids import leave_out_texts
 
 SMALL_MODEL_BYTES = 12 << 20
 """Size of weights below which a second thread costs more than it gains."""
@@ -144,12 +145,12 @@ def load_resident(
     stop: AbortFlag,
     progress: Progress | None = None,
     as_stored: Sequence[str] | None = (),
-    token_ids: TokenIds | None = None,
+    no_texts: GgufFile | None = None,
 ) -> Model:
     """Load all weights, packed for the CPU if that works. `stop` ends it early.
 
     Tensors whose names match a regular expression of `as_stored` are not packed; None packs none.
-    With `token_ids`, no tokenizer is read.
+    No tokenizer is read if `no_texts` is the file's header.
     """
     params = lib.llama_model_default_params()
     params.load_mode = _LOAD_NONE
@@ -164,7 +165,7 @@ def load_resident(
     params.progress_callback = proceed
     try:
         with huge_pages(str(abi.library_file("ggml-base"))):
-            return _load(path, params, placement, as_stored or (), token_ids)
+            return _load(path, params, placement, as_stored or (), no_texts)
     except ModelError:
         if stop.is_set:
             raise Cancelled("loading was cancelled") from None
@@ -175,12 +176,12 @@ def load_mapped(
     path: Path,
     placement: LayerPlacement = NOWHERE,
     mtp: bool = False,
-    token_ids: TokenIds | None = None,
+    no_texts: GgufFile | None = None,
 ) -> tuple[Model, bool]:
     """Map the weights without reading any except those for devices, one after the other.
 
     The second value is True if the platform maps lazily. With `mtp`, only prediction layers are
-    computed; with `token_ids`, no tokenizer is read.
+    computed; no tokenizer is read if `no_texts` is the header.
     """
     params = lib.llama_model_default_params()
     params.load_mode, params.use_extra_bufts = _LOAD_MMAP, False
@@ -196,7 +197,7 @@ def load_mapped(
 
         if placement.n_layers:
             params.progress_callback = forget
-        return _load(path, params, placement, token_ids=token_ids), mappings.is_lazy
+        return _load(path, params, placement, no_texts=no_texts), mappings.is_lazy
 
 
 def load_filled(path: Path, placement: LayerPlacement, stop: AbortFlag) -> Model:
@@ -206,15 +207,16 @@ def load_filled(path: Path, placement: LayerPlacement, stop: AbortFlag) -> Model
     return _load(path, params, placement)
 
 
-def load_sizes_only(path: Path, mtp: bool = False, token_ids: TokenIds | None = None) -> Model:
+def load_sizes_only(path: Path, mtp: bool = False, no_texts: GgufFile | None = None) -> Model:
     """Open a model without weights, for `context_sizes` and the vocabulary.
 
-    With `mtp`, contexts are those of its prediction layers; with `token_ids`, no tokenizer is read.
+    With `mtp`, contexts are those of its prediction layers; no tokenizer is read if `no_texts` is
+    the header.
     """
     params = lib.llama_model_default_params()
     params.load_mode, params.use_extra_bufts, params.no_alloc = _LOAD_NONE, False, True
     params.load_mtp = mtp
-    return _load(path, params, token_ids=token_ids)
+    return _load(path, params, no_texts=no_texts)
 
 
 @functools.cache
@@ -297,13 +299,13 @@ def _load(
     params: Any,
     placement: LayerPlacement = NOWHERE,
     as_stored: Sequence[str] = (),
-    token_ids: TokenIds | None = None,
+    no_texts: GgufFile | None = None,
 ) -> Model:
     raise_if_cancelled()
     start()
     kept_alive = _place(params, placement, as_stored)
-    if token_ids is not None:
-        kept_alive.append(token_ids.override(params))
+    if no_texts is not None:
+        kept_alive.append(leave_out_texts(no_texts, params))
     with log.captured() as lines:
         handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:

@@ -6,7 +6,6 @@ vocabulary would take 38 MiB for 151,936 tokens, and read nothing that is used.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from edgespec.errors import UsageError
@@ -18,29 +17,18 @@ _INTEGER, _TEXT = 0, 3
 """`enum llama_model_kv_override_type`."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenIds:
-    """Overrides of a file's metadata, so that llama.cpp reads no tokenizer."""
-
-    size_key: str
-    """Metadata key of the vocabulary's size."""
-    n_vocab: int
-
-    @classmethod
-    def of(cls, header: GgufFile) -> TokenIds | None:
-        """The ids of a model; None for a file that does not say how many tokens there are."""
-        return cls(header.key("vocab_size"), header.n_vocab) if header.n_vocab else None
-
-    def override(self, params: Any) -> Any:
-        """Set them in `params`; returns an object to keep until the model is loaded."""
-        overrides: Any = (lib.llama_model_kv_override * 3)()  # the last one ends the list
+def leave_out_texts(header: GgufFile, params: Any) -> Any:
+    """Have llama.cpp read no tokenizer, if the file says how many tokens there are; returns an
+    object to keep until the model is loaded."""
+    overrides: Any = (lib.llama_model_kv_override * 3)()  # the last one ends the list
+    if header.n_vocab:
         tokenizer, size = overrides[0], overrides[1]
         tokenizer.tag, tokenizer.key = _TEXT, b"tokenizer.ggml.model"
         tokenizer.value.val_str = b"no_vocab"
-        size.tag, size.key = _INTEGER, self.size_key.encode()
-        size.value.val_i64 = self.n_vocab
+        size.tag, size.key = _INTEGER, header.key("vocab_size").encode()
+        size.value.val_i64 = header.n_vocab
         params.kv_overrides = overrides
-        return overrides
+    return overrides
 
 
 class NoTexts(Vocabulary):
