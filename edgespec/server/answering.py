@@ -133,7 +133,8 @@ class _OneAnswer:
             asked, completion = await self.prepare()
         else:
             await stack.enter_async_context(turn)
-        stack.callback(_close, completion)
+        stack.callback(heap.trim_heap)  # a grammar may have taken megabytes
+        stack.callback(completion.close)
         self.request.state.usage = completion.usage
         self.asked = asked
         if max_s is not None:
@@ -211,11 +212,6 @@ class StreamedAnswer(StreamingResponse):
                 return
             if part:
                 yield part
-
-
-def _close(completion: Completion) -> None:
-    completion.close()
-    heap.trim_heap()  # a grammar may have taken megabytes
 
 
 @asynccontextmanager

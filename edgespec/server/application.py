@@ -47,10 +47,6 @@ from edgespec.server.serving import DOORS, Door, ServedText
 from edgespec.session.asynchronous import in_thread
 from edgespec.session.session import Session
 
-_SHARED = (
-    "several models share the budget, which stays as it is: start the server again with another"
-)
-
 
 @dataclass(slots=True)
 class Service:
@@ -259,7 +255,8 @@ class Service:
         """The loaded model that writes texts. Raises Refusal if there is none, and if several share
         the budget."""
         if self.host.together:
-            raise Refusal(409, _SHARED, code="budget_shared")
+            message = "several models share the budget, which stays: start the server with another"
+            raise Refusal(409, message, code="budget_shared")
         if not isinstance(served := self.host.current, ServedText):
             raise overloaded("no model that writes texts is loaded", "not_loaded")
         return served.model

@@ -25,7 +25,7 @@ from edgespec.completions.answers import Answer, Usage
 from edgespec.completions.protocols.message_replies import messages_error
 from edgespec.completions.protocols.response_replies import responses_error
 from edgespec.completions.refusals import Refusal, refusal_of
-from edgespec.server.guarding import LOCAL, LOCAL_ORIGIN, Guard
+from edgespec.server.guarding import Guard
 from edgespec.server.ollama_routes import ollama_error
 from edgespec.server.queueing import ServerFigures
 
@@ -74,10 +74,6 @@ Log = Callable[[AnsweredRequest], None]
 """Records a request at its end; of those to `/health` only failures."""
 
 
-def no_log(answered: AnsweredRequest) -> None:
-    """Keep no record."""
-
-
 class Front:
     """An ASGI application in front of the one that answers."""
 
@@ -86,8 +82,7 @@ class Front:
         if guard.allowed_origins:
             self._app = CORSMiddleware(
                 app,
-                guard.allowed_origins,
-                allow_origin_regex=LOCAL_ORIGIN.pattern if LOCAL in guard.allowed_origins else None,
+                allow_origin_regex=guard.origins,
                 allow_methods=("GET", "POST"),
                 allow_headers=("*",),
                 allow_private_network=True,

@@ -13,12 +13,11 @@ from urllib.parse import urlsplit
 from edgespec.completions.refusals import Refusal
 from edgespec.errors import UsageError, setting
 
-LOCAL = "localhost"
-"""Allowed origin for all pages of this machine, as llama.cpp's server has it."""
-LOCAL_ORIGIN = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
+ORIGINS = {"*": ".*", "localhost": r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"}
+"""Patterns of allowed origins for any page, and for pages of this machine as in llama.cpp."""
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\sA-Z]+|\*|null|localhost")
-"""An origin as browsers send it, or a word for several."""
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\sA-Z]+|null")
+"""An origin as browsers send it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +42,19 @@ class Guard:
                 "that not everybody there may use the model"
             )
         for origin in self.allowed_origins:
-            if not _ORIGIN.fullmatch(origin):
+            if origin not in ORIGINS and not _ORIGIN.fullmatch(origin):
                 raise UsageError(
                     f"{setting.allowed_origin(origin)}: it must be a scheme and a host in lower "
                     "case, such as https://app.example or http://localhost:3000, or * for any page"
                 )
         for whose, given in (("clients", self.api_key), ("admins", self.admin_key)):
-            if given is None:
-                continue
-            if not given.strip():
+            if given is not None and not given.strip():
                 raise UsageError(f"the key of {whose} is empty: leave it out, or give a key")
-            try:
-                given.encode()
-            except UnicodeEncodeError as error:
-                raise UsageError(f"the key of {whose} is not UTF-8 text: give another") from error
+
+    @property
+    def origins(self) -> str:
+        """Pattern of the origins from elsewhere that may ask."""
+        return "|".join(ORIGINS.get(one, re.escape(one)) for one in self.allowed_origins)
 
     def check_host(self, headers: Mapping[str, str]) -> None:
         """Raise Refusal for an unknown host name, against DNS rebinding.
@@ -74,9 +72,7 @@ class Guard:
     def check_origin(self, headers: Mapping[str, str]) -> None:
         """Raise Refusal for requests of web pages from other servers that are not allowed."""
         origin = headers.get("origin")
-        if origin is None or "*" in self.allowed_origins or origin in self.allowed_origins:
-            return
-        if LOCAL in self.allowed_origins and LOCAL_ORIGIN.fullmatch(origin):
+        if origin is None or (self.allowed_origins and re.fullmatch(self.origins, origin)):
             return
         if origin.partition("://")[2] != (headers.get("host") or None):
             raise Refusal(
@@ -99,7 +95,7 @@ class Guard:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        return hashlib.sha256(key.encode()).hexdigest()
+        return hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
 
     def check_admin(self, headers: Mapping[str, str]) -> None:
         """Raise Refusal unless the client may change the server: with an admin key, or where there
@@ -125,7 +121,9 @@ def _sent(headers: Mapping[str, str], keys: str | None) -> str | None:
     # headers are bytes that were read as Latin-1; keys are UTF-8
     sent = key.strip().encode("latin-1", "replace")
     known = [line.strip() for line in (keys or "").splitlines() if line.strip()]
-    right = [one for one in known if hmac.compare_digest(sent, one.encode())]
+    right = [
+        one for one in known if hmac.compare_digest(sent, one.encode(errors="surrogateescape"))
+    ]
     return right[0] if right else None
 
 

@@ -32,7 +32,7 @@ from edgespec.server.application import Service
 from edgespec.server.bodies import RequestBodies
 from edgespec.server.budget_request import BudgetLimit
 from edgespec.server.connections import ClientLimits, HttpServer
-from edgespec.server.front import Front, Log, no_log, refused
+from edgespec.server.front import Front, Log, refused
 from edgespec.server.guarding import Guard
 from edgespec.server.hosting import ModelHost
 from edgespec.server.page import static_file
@@ -57,7 +57,7 @@ class Server:
         self,
         guard: Guard,
         drain_s: float = 0,
-        log: Log = no_log,
+        log: Log = lambda _: None,
         limits: ClientLimits = ClientLimits(),  # noqa: B008 - frozen
         doing: Callable[[], tuple[str, float]] = lambda: ("", 0.0),
     ) -> None:

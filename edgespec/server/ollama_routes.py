@@ -156,14 +156,13 @@ def ollama_error(refusal: Refusal, request_id: str) -> Answer:
 
 def tag(model: HostedModel) -> Answer:
     """A model in the list of `/api/tags`."""
-    details = {"format": "gguf", "family": "", "families": [], "parameter_size": ""}
     return {
         "name": model.name,
         "model": model.name,
         "modified_at": _now(),
         "size": model.size_bytes,
         "digest": "",
-        "details": details | {"quantization_level": ""},
+        "details": {"format": "gguf", "family": ""},
     }
 
 
@@ -172,13 +171,11 @@ def shown(model: HostedModel, info: ModelInfo | None, template: str) -> Answer:
     architecture, n_ctx = (info.architecture, info.n_ctx) if info else ("", 0)
     capabilities = ["embedding"] if model.embeds else ["completion", "tools"]
     return {
-        "details": tag(model)["details"] | {"family": architecture},
+        "details": {"format": "gguf", "family": architecture},
         "model_info": {
             "general.architecture": architecture,
             f"{architecture}.context_length": n_ctx,
         },
         "capabilities": capabilities,
         "template": template,
-        "parameters": "",
-        "modelfile": "",
     }
