@@ -102,7 +102,7 @@ def test_a_mistake_is_one_line_and_the_conversation_goes_on(chat):
 def test_a_line_that_is_no_text_ends_a_pipe_and_is_said(chat):
     out, said = chat(b"x\xff\n", "--quiet", code=2)
     assert out == ""
-    assert "line 1 of stdin is not UTF-8 at byte 1" in said
+    assert "stdin: not UTF-8 at byte 1" in said
 
 
 def test_a_model_without_a_template_is_refused_before_anything_is_asked(monkeypatch, capsys):

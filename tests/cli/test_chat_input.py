@@ -21,12 +21,9 @@ def test_a_line_is_a_message_and_a_backslash_joins_two(tmp_path):
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"fine\nx\377\n", "line 2 of stdin is not UTF-8 at byte 1"),
-        (b"x" * (chat_input.MAX_MESSAGE_BYTES + 1), "line 1 of stdin has more than 4 MiB:"),
-        (
-            b"a\n" + 5 * (b"x" * (1 << 20) + b"\\\n"),
-            "line 5 of stdin has more than 4 MiB with the 3 before it that it continues",
-        ),
+        (b"fine\nx\377\n", "stdin: not UTF-8 at byte 1"),
+        (b"x" * (chat_input.MAX_MESSAGE_BYTES + 1), "more than 4 MiB"),
+        (b"a\n" + 5 * (b"x" * (1 << 20) + b"\\\n"), "more than 4 MiB"),
     ],
 )
 def test_a_line_that_is_no_message_is_refused(content, complaint, tmp_path):

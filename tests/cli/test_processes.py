@@ -34,10 +34,7 @@ def test_help_starts_without_pydantic():
 NOT_FOR_A_TEXT = (
     *("batch", "bench", "completions", "diagnosis", "hub", "jobs", "server"),
     *(f"cli.commands.{name.replace('-', '_')}" for name in COMMANDS if name != "generate"),
-    *(
-        "engine.sources.drawing",
-        "engine.sources.head_source",
-    ),
+    *("engine.sources.head_source",),
     *(
         "paging.expert_cache",
         "tracing.trace_file",

@@ -67,10 +67,7 @@ def test_an_error_takes_the_place_of_a_progress_line(monkeypatch: pytest.MonkeyP
 
 
 SUGGESTIONS = [
-    ("run llama3", "edgespec has no command 'run'; did you mean `edgespec chat -m MODEL`?"),
-    ("pull user/repo", "did you mean `edgespec models pull`?"),
-    ("list", "did you mean `edgespec models list`?"),
-    ("ls", "did you mean `edgespec models list`?"),
+    ("run llama3", "edgespec has no command 'run': it is one of generate, chat"),
     ("zzz", "edgespec has no command 'zzz': it is one of generate, chat, "),
     ("models pul x", "edgespec models has no command 'pul'; did you mean 'pull'?"),
     ("chat llama3", "-m names a model's file, -hf fetches USER/REPO from Hugging Face"),

@@ -43,30 +43,26 @@ def _from_pipe(stdin: BinaryIO) -> Iterator[str]:
 
     Raises UsageError for a message that is too long or not UTF-8.
     """
-    held: list[str] = []
-    number = n_bytes = 0
-    while line := stdin.readline(MAX_MESSAGE_BYTES - n_bytes + 1):
-        number += 1
-        n_bytes += len(line)
-        if n_bytes > MAX_MESSAGE_BYTES:
+    held = b""
+    while line := stdin.readline(MAX_MESSAGE_BYTES + 1):
+        held += line.rstrip(b"\r\n")
+        if len(held) > MAX_MESSAGE_BYTES:
             raise UsageError(
-                f"line {number} of stdin has more than {MAX_MESSAGE_BYTES >> 20} MiB"
-                + (f" with the {len(held):,} before it that it continues" if held else "")
-                + ": a message a line is expected"
+                f"a message of stdin has more than {MAX_MESSAGE_BYTES >> 20} MiB: a message a line "
+                "is expected"
             )
-        try:
-            text = line.decode("utf-8-sig").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise UsageError(
-                f"line {number} of stdin is not UTF-8 at byte {error.start}: convert it first"
-            ) from error
-        if text.endswith("\\"):
-            held.append(text[:-1] + "\n")
+        if held.endswith(b"\\"):
+            held = held[:-1] + b"\n"
         else:
-            yield "".join([*held, text])
-            held, n_bytes = [], 0
+            yield _decoded(held)
+            held = b""
     if held:
-        yield "".join(held)
+        yield _decoded(held)
+
+
+def _decoded(message: bytes) -> str:
+    with named("stdin"):
+        return message.decode("utf-8-sig")
 
 
 def _from_terminal(session: PromptSession[str]) -> Iterator[str]:

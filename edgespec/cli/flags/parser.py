@@ -61,16 +61,6 @@ exit codes: 0 success, 1 failure, 2 wrong usage, 3 unusable model, 4 impossible 
 
 The environment variable EDGESPEC_DEBUG=1 shows the traceback of an error."""
 
-_COMMANDS_ELSEWHERE = {
-    "run": "chat -m MODEL",
-    "cli": "generate",
-    "ls": "models list",
-    "fetch": "models pull",
-    "download": "models pull",
-}
-"""Commands of other programs, such as Ollama's, and the equivalent here."""
-
-
 _FILE_FLAG = re.compile("--(chat-template|grammar|json-schema)-file$")  # llama.cpp's for @FILE
 _NEGATIVE_NUMBER = re.compile(r"-\.?\d|-inf$|-nan$")
 """Beginning of a value that is no flag: argparse's own pattern knows no exponents."""
@@ -139,9 +129,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         file = [arguments[at].removesuffix("-file"), f"@{arguments[at + 1]}"]
         arguments = [*arguments[:at], *file, *arguments[at + 2 :]]
     parser, commands, of_models = _parsers(arguments[0] if arguments else None)
-    _check_command(arguments, "edgespec", commands, of_models)
+    _check_command(arguments, "edgespec", commands)
     if arguments[:1] == ["models"]:
-        _check_command(arguments[1:], "edgespec models", of_models, {})
+        _check_command(arguments[1:], "edgespec models", of_models)
         if not arguments[1:]:
             commands["models"].error(f"no command given: choose one of {', '.join(of_models)}")
     args, unknown = parser.parse_known_args(arguments)
@@ -184,16 +174,11 @@ def _as_utf8(flag: str, text: str) -> str:
     return text
 
 
-def _check_command(
-    arguments: Sequence[str],
-    program: str,
-    commands: Collection[str],
-    of_models: Collection[str],
-) -> None:
+def _check_command(arguments: Sequence[str], program: str, commands: Collection[str]) -> None:
     """Raise UsageError if the first argument is neither a command nor a flag."""
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
-        suggestion = _command_meant(arguments[0], commands, of_models)
-        raise UsageError(f"{program} has no command {arguments[0]!r}{suggestion}")
+        meant = _nearest(arguments[0], commands) or f": it is one of {', '.join(commands)}"
+        raise UsageError(f"{program} has no command {arguments[0]!r}{meant}")
 
 
 def _refuse(argument: str, name: str, command: _Parser) -> NoReturn:
@@ -203,15 +188,6 @@ def _refuse(argument: str, name: str, command: _Parser) -> NoReturn:
         f"edgespec {name}: the argument {argument!r} needs a flag: -m names a model's file, -hf "
         "fetches USER/REPO from Hugging Face" + ", -p is a prompt" * ("-p" in command.known_flags())
     )
-
-
-def _command_meant(name: str, commands: Iterable[str], of_models: Iterable[str]) -> str:
-    """Suggestion for an unknown command, as the end of an error message; `of_models` are the
-    commands of `edgespec models`."""
-    equivalent = f"models {name}" if name in of_models else _COMMANDS_ELSEWHERE.get(name)
-    if equivalent is not None:
-        return f"; did you mean `edgespec {equivalent}`?"
-    return _nearest(name, commands) or f": it is one of {', '.join(commands)}"
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -234,7 +210,6 @@ def _parsers(chosen: str | None = ALL) -> tuple[_Parser, dict[str, _Parser], dic
     """The main parser, and the parsers by command and by command of `models`.
 
     The `chosen` command is the only one if there is such a command; with ALL, each gets its flags.
-    A word that is no command may be one of `models`.
     """
     parser = _Parser(
         prog="edgespec",
@@ -249,8 +224,7 @@ def _parsers(chosen: str | None = ALL) -> tuple[_Parser, dict[str, _Parser], dic
     known = {chosen: COMMANDS[chosen]} if chosen in COMMANDS else COMMANDS
     commands = {name: adder.add_parser(name, help=text) for name, text in known.items()}
     of_models: dict[str, _Parser] = {}
-    is_unknown = chosen is not None and chosen not in {*commands, ALL} and chosen[:1] != "-"
     for name, command in commands.items():
-        if chosen in (name, ALL) or (is_unknown and name == "models"):
+        if chosen in (name, ALL):
             of_models = command_module(name).add_to(command) or of_models
     return parser, commands, of_models
