@@ -216,7 +216,7 @@ MOST_LINES = {
     "batch": 522,
     "bench": 1243,
     "chat": 1794,
-    "cli": 4660,
+    "cli": 4630,
     "completions": 3979,
     "concurrency": 540,
     "diagnosis": 480,
