@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from edgespec.completions.answers import Answer
-from edgespec.completions.decoding import decoded
-from edgespec.completions.refusals import Refusal
+from edgespec.completions.refusals import Refusal, decoded
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 """Supported endpoints."""

@@ -5,13 +5,11 @@ Text, tokens and statistics in, dictionaries out. Knows no model and no session.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec import extras
-from edgespec.values import FinishReason, GenerationResult, ModelInfo, TokenEvent
+from edgespec.values import FinishReason, GenerationResult, TokenEvent
 
 Answer = dict[str, Any]
 PieceOf = Callable[[int], bytes]
@@ -47,12 +45,6 @@ class Usage:
         if self.reasoning_tokens:
             usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
         return usage
-
-
-def fingerprint(info: ModelInfo) -> str:
-    """A name of what decides about a text besides its request: the model and our version."""
-    parts = (extras.installed_version(), info.name, info.architecture, info.size_bytes)
-    return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:10]}"
 
 
 def timings(result: GenerationResult) -> Answer:

@@ -10,7 +10,6 @@ from edgespec.completions.calls import lenient, no_number
 from edgespec.grammar.schemas import pointed_to
 
 Schema = Mapping[str, Any]
-_PYTHON = {"True": True, "False": False, "None": None}
 _KINDS: tuple[tuple[type, str], ...] = (
     *((type(None), "null"), (bool, "boolean"), (int, "integer"), (float, "number")),
     *((str, "string"), (list, "array"), (dict, "object")),
@@ -30,7 +29,7 @@ def typed_value(text: str, name: str, parameters: Schema | None) -> Any:
     try:
         if kinds == {"string"}:
             return text
-        value = _PYTHON[text.strip()] if text.strip() in _PYTHON else _json(text, kinds)
+        value = _json(text, kinds)
     except (ValueError, RecursionError):
         return text
     is_unexpected = "string" in kinds and (isinstance(value, str) or _kind(value) not in kinds)

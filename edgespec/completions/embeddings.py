@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field
 
 from edgespec.completions.protocols.contents import text_of
-from edgespec.completions.protocols.request_parts import ParsedRequest, RequestError
+from edgespec.completions.protocols.request_parts import ParsedRequest, RequestError, about
 from edgespec.completions.requests import check_tokens
 from edgespec.errors import ContextOverflow
 from edgespec.values import ModelInfo
@@ -21,14 +21,14 @@ MAX_TEXTS = 2048
 
 
 def _as_texts(value: object) -> object:
-    """The value as a list of texts; a single one is text or a list of tokens."""
-    if isinstance(value, list) and (not value or isinstance(value[0], str | list | dict)):
-        return [_as_text(one) for one in value]
-    return [_as_text(value)]
+    """The value as a list of texts, of which each is text, tokens, or one of llama.cpp's objects
+    with a text."""
+    if not isinstance(value, list) or (value and not isinstance(value[0], str | list | dict)):
+        value = [value]
+    return [*map(_as_text, value)]
 
 
 def _as_text(value: object) -> object:
-    """A text or tokens; the text of an object as llama.cpp's server takes it."""
     match value:
         case {"prompt_string": str(text)}:
             return text
@@ -140,34 +140,25 @@ class Embeddings:
 
     def _tokens(self, text: str) -> list[int]:
         """Tokens of a text, cut in front of the one that ends it if that is asked for."""
-        while True:
-            try:
-                tokens = self._embedder.encode(text)
-            except ContextOverflow:
-                if not self._cuts:
-                    raise
-                text = text[: len(text) * 3 // 4]
-                continue
-            ending = self._embedder.encode("")[-1:]
-            if len(tokens) > self._most and self._cuts and tokens[-1:] == ending:
-                return tokens[: self._most - 1] + ending
-            return tokens
+        try:
+            tokens = self._embedder.encode(text)
+        except ContextOverflow:  # of a text too long to be encoded
+            if not self._cuts:
+                raise
+            return self._tokens(text[: len(text) * 3 // 4])
+        ending = self._embedder.encode("")[-1:]
+        if len(tokens) > self._most and self._cuts and tokens[-1:] == ending:
+            return tokens[: self._most - 1] + ending
+        return tokens
 
     def _encoded(self, text: str | list[int], place: int) -> list[int]:
-        param = f"input.{place}"
-        if not text:
-            raise RequestError(f"{param} is empty: there is no vector of nothing", param)
-        target = self._embedder.target
-        try:
-            tokens = self._tokens(text) if isinstance(text, str) else text
-            if self._cuts:
-                tokens = tokens[: self._most]
+        param, target = f"input.{place}", self._embedder.target
+        with about(param):
+            tokens = self._tokens(text) if text and isinstance(text, str) else [*text]
+            tokens = tokens[: self._most] if self._cuts else tokens
             if len(tokens) > target.n_ctx:
                 raise ContextOverflow(target.n_ctx, len(tokens))
-        except ContextOverflow as error:
-            error.param = param
-            raise
         if not tokens:
-            raise RequestError(f"{param} has no tokens: there is no vector of nothing", param)
+            raise RequestError(f"{param} is empty: there is no vector of nothing", param)
         check_tokens(tokens, target.n_vocab, param)
         return tokens

@@ -16,19 +16,16 @@ from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.settings.config import INT32_MAX
 from edgespec.settings.parsing import MAX_BIAS
 
-_NAMES = (
-    "cache_prompt id_slot n_keep timings_per_token backend_sampling models xtc_threshold dry_base "
-    "dry_allowed_length dry_penalty_last_n dry_sequence_breakers mirostat_tau mirostat_eta "
-    "dynatemp_exponent priority spaces_between_special_tokens verbosity prediction user metadata "
-    "store service_tier prompt_cache_key safety_identifier prompt_cache_retention request_id "
-    "prompt_cache_options skip_special_tokens reasoning_format parse_tool_calls"
-)
-_WITHOUT_EFFECT = frozenset(_NAMES.split())
-"""Fields accepted with any value: they change only speed or placement, or tune samplers whose own
-field is refused."""
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+_ANY: tuple[object, ...] = (object(),)
+_ACCEPTED: Mapping[str, tuple[object, ...]] = {
     name: values
     for names, values in (
+        ("cache_prompt id_slot n_keep timings_per_token backend_sampling models priority", _ANY),
+        ("xtc_threshold dry_base dry_allowed_length dry_penalty_last_n mirostat_tau", _ANY),
+        ("dry_sequence_breakers mirostat_eta dynatemp_exponent skip_special_tokens", _ANY),
+        ("spaces_between_special_tokens verbosity prediction user metadata store", _ANY),
+        ("service_tier prompt_cache_key prompt_cache_retention prompt_cache_options", _ANY),
+        ("safety_identifier request_id reasoning_format parse_tool_calls", _ANY),
         ("xtc_probability dry_multiplier mirostat mirostat_mode top_a min_tokens", (0,)),
         ("dynatemp_range n_indent n_discard", (0,)),
         ("typical_p tfs_z length_penalty best_of", (1,)),
@@ -44,26 +41,24 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     )
     for name in names.split()
 }
-"""Accepted values, which do not change the text, by field; null is accepted for all fields."""
+"""Accepted values by field, which do not change the text: of some fields any, since they change
+only speed or placement, or tune samplers whose own field is refused; null of all."""
 _RENAMED = {"n_predict": "max_tokens", "repetition_penalty": "repeat_penalty"}
 """Our name of a field."""
 _TRANSLATED = (
     *("json_schema", "grammar", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("structured_outputs", "n_probs", "enable_thinking", "thinking"),
 )
-KNOWN = (*_WITHOUT_EFFECT, *_NEUTRAL, *_RENAMED, *_TRANSLATED)
+KNOWN = (*_ACCEPTED, *_RENAMED, *_TRANSLATED)
 
 
 def translated(content: Mapping[str, Any], is_chat: bool = True) -> dict[str, Any]:
     """The request with llama.cpp's fields translated or dropped. Raises RequestError."""
-    fields = {
-        name: value
-        for name, value in content.items()
-        if name not in _WITHOUT_EFFECT and value is not None
-    }
-    for name in _NEUTRAL.keys() & fields.keys():
-        if fields.pop(name) not in _NEUTRAL[name]:
-            neutral = " or ".join(map(json.dumps, _NEUTRAL[name])) or "null"
+    fields = {name: value for name, value in content.items() if value is not None}
+    for name in _ACCEPTED.keys() & fields.keys():
+        value, accepted = fields.pop(name), _ACCEPTED[name]
+        if accepted is not _ANY and value not in accepted:
+            neutral = " or ".join(map(json.dumps, accepted)) or "null"
             raise RequestError(f"{name}: this server cannot do that, only {neutral}", name)
     for name in _RENAMED.keys() & fields.keys():
         fields.setdefault(_RENAMED[name], fields.pop(name))

@@ -1,7 +1,4 @@
-"""Answers under a grammar from models whose prompt opens reasoning.
-
-There is reasoning first if the answer's token limit has room for it. Knows no grammar library.
-"""
+"""Constraints of answers behind reasoning, which has a limit. Knows no grammar library."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ if TYPE_CHECKING:
     from edgespec.completions.service import Generates
 
 MIN_ANSWER_TOKENS = 256
-"""Tokens that are kept for the answer; a fourth of the limit if that is more."""
+"""Tokens that are kept for an answer under a grammar; a fourth of the limit if that is more."""
 MIN_REASONING_TOKENS = 64
-"""Least tokens of reasoning that are worth their time."""
+"""Least tokens of reasoning that are worth their time before such an answer."""
 
 Wrap = Callable[[Constraint | None], Constraint | None]
 """Returns a constraint that lets the model reason before the given one, if there is one, holds."""
@@ -31,35 +28,20 @@ class ReasonedAnswers:
         self._session = session
         self._ends: dict[tuple[str, tuple[int, ...]], ReasoningEnd] = {}
 
-    def wrap(self, prompt: ChatPrompt, most_tokens: int, budget: int | None) -> Wrap | None:
-        """For an answer of `most_tokens` under a grammar; None if it has no room for reasoning.
-
-        `budget` limits the tokens of reasoning further.
-        """
-        n_reasoning = most_tokens - max(MIN_ANSWER_TOKENS, most_tokens // 4)
-        if prompt.marks is None or n_reasoning < MIN_REASONING_TOKENS:
+    def wrap(self, prompt: ChatPrompt, n_free: int, has_grammar: bool) -> Wrap | None:
+        """For an answer with `n_free` tokens of reasoning; None if there are no marks of it."""
+        marks, closing = prompt.marks, prompt.closing_tokens or prompt.end_tokens
+        if marks is None or not closing or (prompt.continued is not None and not has_grammar):
             return None
-        end = self._end(prompt, prompt.marks.end, prompt.closing_tokens)
-        _ = end.vocabulary  # here, since the thread that computes serves others, too
-        n_free = n_reasoning if budget is None else min(budget, n_reasoning)
-
-        return lambda constraint: constraint and AfterReasoning(end, n_free, constraint)
-
-    def limit(self, prompt: ChatPrompt, budget: int) -> Wrap | None:
-        """For a free answer with `budget` tokens of reasoning; None if there are no marks of it."""
-        marks = prompt.marks
-        if marks is None or not prompt.end_tokens or prompt.continued is not None:
-            return None
-        begin = None if prompt.closing else marks.begin
-        end = self._end(prompt, marks.end, prompt.end_tokens)
-        return lambda _: AfterReasoning(end, budget, begin=begin)
-
-    def _end(self, prompt: ChatPrompt, mark: str, closing: tuple[int, ...]) -> ReasoningEnd:
         session, hidden = self._session, dict(prompt.hidden_marks)
 
         def shown(token: int) -> bytes:
             """The bytes of a token, also of a mark that is a control token."""
             return hidden[token].encode() if token in hidden else session.piece(token)
 
-        new = ReasoningEnd(mark, closing, shown, session.target.n_vocab, session.eog_tokens)
-        return self._ends.setdefault((mark, closing), new)
+        new = ReasoningEnd(marks.end, closing, shown, session.target.n_vocab, session.eog_tokens)
+        end = self._ends.setdefault((marks.end, closing), new)
+        if has_grammar:  # here, since the thread that computes serves others, too
+            _ = end.vocabulary
+        begin = None if prompt.closing else marks.begin
+        return lambda constraint: AfterReasoning(end, n_free, constraint, begin)

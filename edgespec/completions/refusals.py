@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 from typing import Any
+
+from pydantic_core import from_json
 
 from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.errors import (
@@ -98,3 +101,11 @@ def refusal_of(error: BaseException) -> Refusal:
             return Refusal(500, str(error))
         case _:
             return Refusal(500, f"unexpected {type(error).__name__}: {error}")
+
+
+def decoded(data: bytes | bytearray, named: str = "the body") -> Any:
+    """The JSON value in `data`. Raises Refusal, which calls it `named`, if it is invalid."""
+    try:
+        return from_json(data.removeprefix(codecs.BOM_UTF8), allow_inf_nan=False)
+    except ValueError as error:
+        raise Refusal(400, f"{named} is not JSON: {error}") from error

@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from edgespec.completions import llama_fields
+from edgespec.completions.protocols.contents import reading, string
 from edgespec.completions.protocols.request_parts import (
     ParsedRequest,
     RequestError,
@@ -88,15 +89,18 @@ class Reasoning(RequestPart):
     summary: str | None = None
 
 
-class FunctionName(RequestPart):
+class NamedFunction(RequestPart):
+    """The function to call, as `tool_choice` of Responses names it."""
+
+    type: Literal["function"] = "function"
     name: str
 
 
 class NamedTool(RequestPart):
-    """Value of `tool_choice` that names the function to call."""
+    """The function to call, as `tool_choice` of a chat names it."""
 
     type: Literal["function"] = "function"
-    function: FunctionName
+    function: NamedFunction
 
 
 class SamplingRequest(ParsedRequest):
@@ -189,17 +193,15 @@ def callable_tools(tools: Sequence[Mapping[str, Any]], *types: object) -> list[t
 
 def _named_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The functions among the tools, if each has a name. Raises RequestError."""
-    for place, tool in callable_tools(tools, None, "function"):
-        function = tool.get("function")
-        named = function if isinstance(function, Mapping) else {}
-        name, parameters = named.get("name"), named.get("parameters")
-        if not isinstance(name, str) or not name:
-            field = f"{place}.function.name"
-            raise RequestError(f"{field} is missing", field)
-        if parameters is not None and not isinstance(parameters, Mapping):
-            field = f"{place}.function.parameters"
-            raise RequestError(f"{field} must be an object", field)
-    return [tool for tool in tools if tool.get("type") in (None, "function")]
+    found = callable_tools(tools, None, "function")
+    for place, tool in found:
+        where = f"{place}.function"
+        with reading(where, where):
+            function = tool.get("function") or {}
+            if not string(function["name"]):
+                raise KeyError("name")
+            dict(function.get("parameters") or {})
+    return [tool for _, tool in found]
 
 
 class ChatRequest(CommonRequest):

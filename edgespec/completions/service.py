@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -17,8 +17,13 @@ from edgespec.chat.prompts import ChatPrompt
 from edgespec.completions import request_limits
 from edgespec.completions.filling import FillingIn
 from edgespec.completions.protocols.openai_replies import ChatReply, TextReply
-from edgespec.completions.protocols.request_parts import RequestError
-from edgespec.completions.reasoned import ReasonedAnswers, Wrap
+from edgespec.completions.protocols.request_parts import RequestError, about
+from edgespec.completions.reasoned import (
+    MIN_ANSWER_TOKENS,
+    MIN_REASONING_TOKENS,
+    ReasonedAnswers,
+    Wrap,
+)
 from edgespec.completions.request_grammars import grammar_of, grammar_of_chat
 from edgespec.completions.requests import (
     ChatRequest,
@@ -85,8 +90,6 @@ class Completions:
     """Number of generations of a request that may run in parallel."""
     max_tokens: int | None = None
     """Most tokens of a text, whatever a request asks for."""
-    fingerprint: str | None = None
-    """A name of what decides about a text besides its request."""
     writes_ahead: bool = False
     """True: texts of streams do not wait for whoever takes their chunks."""
     reasoning_budget: int | None = None
@@ -152,7 +155,7 @@ class Completions:
 
     def _prompt(self, request: ChatRequest) -> ChatPrompt:
         try:
-            with _about("messages"):
+            with about("messages"):
                 return self._session.chat_prompt(
                     request.messages, request.offered_tools, request.template_variables
                 )
@@ -167,15 +170,16 @@ class Completions:
         budget = self.reasoning_budget if budget is None else budget
         if budget == 0 and prompt.marks is not None and prompt.continued is None:
             told = self._without_reasoning(request, prompt)
-            return told, None if has_grammar else self._reasoned.limit(told, 0)
+            return told, None if has_grammar else self._reasoned.wrap(told, 0, has_grammar=False)
         if has_grammar and prompt.closing:
             most = self._session.most_tokens(len(prompt.tokens), request.limit)
-            if wrap := self._reasoned.wrap(prompt, most, budget):
-                return prompt, wrap
-            return self._without_reasoning(request, prompt), None
-        if has_grammar or budget is None:
+            n_free = most - max(MIN_ANSWER_TOKENS, most // 4)
+            if n_free < MIN_REASONING_TOKENS:
+                return self._without_reasoning(request, prompt), None
+            budget = n_free if budget is None else min(budget, n_free)
+        elif has_grammar or budget is None:
             return prompt, None
-        return prompt, self._reasoned.limit(prompt, budget)
+        return prompt, self._reasoned.wrap(prompt, budget, has_grammar)
 
     def _without_reasoning(self, request: ChatRequest, prompt: ChatPrompt) -> ChatPrompt:
         """The prompt of a conversation whose answer begins at once, in the template's own way if
@@ -205,7 +209,7 @@ class Completions:
         if not isinstance(prompt, str):
             check_tokens(prompt, self._session.target.n_vocab, param)
             return prompt
-        with _about(param):
+        with about(param):
             if request.suffix:
                 return self.filling.prompt(prompt, request.suffix, param="suffix")
             return self._session.encode(prompt)
@@ -270,7 +274,7 @@ class Completions:
         def start(param: str, text: TextRequest, grammar: Grammar | None) -> Tokens:
             constraint = None if grammar is None else self._session.constraint(grammar)
             constraint = wrap(constraint) if wrap else constraint
-            with _about(param):
+            with about(param):
                 return self._session.submit(replace(text, constraint=constraint))
 
         # text that may be a call is held back
@@ -279,7 +283,7 @@ class Completions:
         sources: list[ChoiceSource] = []
         for param, tokens in prompts.items():
             if len(tokens) > (most := self.max_prompt_tokens or len(tokens)):
-                with _about(param):
+                with about(param):
                     raise ContextOverflow(most, len(tokens))
             text = replace(shared, prompt_tokens=tuple(tokens))
             if sources:  # the first prompt is checked when its generation starts
@@ -305,13 +309,3 @@ class Completions:
             kept_bytes + (GRAMMAR_BYTES if grammar is not None else 0),
             {"unchecked_formats": [*unchecked]} if unchecked else {},
         )
-
-
-@contextmanager
-def _about(param: str) -> Iterator[None]:
-    """Name the field of the request in an error about a prompt that is too long."""
-    try:
-        yield
-    except ContextOverflow as error:
-        error.param = param
-        raise

@@ -16,10 +16,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from edgespec.completions.decoding import decoded
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.protocols.request_parts import leaving_out
-from edgespec.completions.refusals import Refusal
+from edgespec.completions.refusals import Refusal, decoded
 from edgespec.completions.running_request import Completion, Reply
 from edgespec.errors import Cancelled
 from edgespec.memory import heap

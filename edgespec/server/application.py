@@ -23,13 +23,12 @@ from starlette.routing import Route
 
 from edgespec import extras
 from edgespec.completions import llama_fields
-from edgespec.completions.decoding import decoded
 from edgespec.completions.embeddings import EmbeddingRequest, Embeddings
 from edgespec.completions.protocols.message_requests import CountRequest
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.protocols.request_parts import leaving_out
 from edgespec.completions.protocols.response_replies import StoredResponses
-from edgespec.completions.refusals import Refusal, overloaded
+from edgespec.completions.refusals import Refusal, decoded, overloaded
 from edgespec.completions.request_limits import ANSWER_BYTES, STORED_BYTES
 from edgespec.completions.requests import ChatRequest, CompletionRequest
 from edgespec.completions.tokenizing import DetokenizeRequest, TokenizeRequest, detokenize, tokenize

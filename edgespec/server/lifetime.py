@@ -17,7 +17,6 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from edgespec.completions.answers import fingerprint
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.refusals import overloaded
 from edgespec.completions.request_limits import (
@@ -105,7 +104,6 @@ class Server:
                 settings.max_prompt or session.target.n_ctx,
                 sampling=dict(sampling),
                 max_tokens=max_tokens,
-                fingerprint=fingerprint(session.target),
                 limits_answers=True,
                 on_result=figures.count,
                 n_at_once=partial(self._queue.n_for_each, turns),

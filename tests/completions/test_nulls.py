@@ -27,7 +27,6 @@ KINDS = {
     "ToolChoice": "auto",
     "Thinking": "adaptive",
     "OutputFormat": "json_schema",
-    "NamedFunction": "function",
 }
 """Types of objects that must have one."""
 

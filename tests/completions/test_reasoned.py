@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgespec.chat.prompts import ChatPrompts
-from edgespec.completions import reasoned
+from edgespec.completions import reasoned, service
 from edgespec.grammar.specification import json_schema
 from edgespec.ports.chat_format import ChatFormat
 from edgespec.session.session import Session
@@ -32,8 +32,8 @@ SHORT, LONG = {"max_tokens": 90}, {"max_tokens": 120}
 @pytest.fixture(scope="module")
 def session() -> Iterator[Session]:
     with pair() as loaded, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reasoned, "MIN_ANSWER_TOKENS", 90)
-        patch.setattr(reasoned, "MIN_REASONING_TOKENS", 20)
+        patch.setattr(service, "MIN_ANSWER_TOKENS", 90)
+        patch.setattr(service, "MIN_REASONING_TOKENS", 20)
         yield loaded
 
 
@@ -125,7 +125,7 @@ def test_a_model_that_opens_reasoning_itself_has_a_budget(session: Session) -> N
     template = TEMPLATE + "{#- <think> </think> -#}"
     session.use_chat_template(template)
     prompt = session.chat_prompt([{"role": "user", "content": "A city?"}])
-    wrap = reasoned.ReasonedAnswers(session).limit(prompt, 40)
+    wrap = reasoned.ReasonedAnswers(session).wrap(prompt, 40, has_grammar=False)
     assert wrap is not None and prompt.end_tokens
     its = wrap(None)
     for token in session.encode("<think>abc"):

@@ -6,7 +6,7 @@ Knows no protocol; each formats the changes of parts in its own way.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from edgespec.values import PromptProgress, TokenEvent
@@ -27,8 +27,6 @@ class AnswerPart:
     name: str = ""
     """Name of the called function."""
     n_calls_before: int = 0
-    logprobs: list[Any] = field(default_factory=list)
-    """Log probabilities of a text, as in a chat completion."""
 
     def as_call(self) -> dict[str, Any]:
         """The call in OpenAI's format."""

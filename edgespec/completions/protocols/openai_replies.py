@@ -8,6 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from edgespec import extras
 from edgespec.completions import answers
 from edgespec.completions.answers import Answer
 from edgespec.completions.protocols.answer_parts import Step, delta_of, message_of
@@ -34,7 +35,7 @@ class ChatReply(Reply):
             "id": f"{self.kinds[2]}-{secrets.token_hex(12)}",
             "created": int(completions.clock()),
             "model": completions.model,
-            "system_fingerprint": completions.fingerprint,
+            "system_fingerprint": f"edgespec_{extras.installed_version()}",
         }
 
     def _read(self, completions: Completions, content: object) -> tuple[CommonRequest, Any]:

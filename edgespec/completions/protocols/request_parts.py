@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from edgespec.errors import UsageError
+from edgespec.errors import ContextOverflow, UsageError
 from edgespec.settings.base import nearest
 
 NEAR = 0.8
@@ -42,6 +42,16 @@ class RequestError(UsageError):
         self.param = param
         self.code = code
         self.figures = dict(figures or {})
+
+
+@contextmanager
+def about(param: str) -> Iterator[None]:
+    """Name the field of the request in an error about a prompt that is too long."""
+    try:
+        yield
+    except ContextOverflow as error:
+        error.param = param
+        raise
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from functools import partial
 from threading import Lock
 from typing import Any
 
-from edgespec.completions import answers
 from edgespec.completions.answers import Answer
 from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Step
 from edgespec.completions.protocols.request_parts import RequestError
@@ -21,7 +20,6 @@ from edgespec.completions.protocols.response_requests import ResponsesRequest
 from edgespec.completions.refusals import Refusal
 from edgespec.completions.running_request import Completion, Reply
 from edgespec.completions.service import Completions
-from edgespec.values import TokenEvent
 
 _RENAMED = {
     "messages": "input",
@@ -74,18 +72,9 @@ class ResponsesReply(Reply):
         self._request = request
         self._completions = completions
         self._stored = stored
-        self._id = _new_id("resp")
+        self._id = f"resp_{secrets.token_hex(24)}"
         self._created = int(completions.clock())
-        self._items: list[Answer] = []
-        """Items of the output, without their content."""
         self._n_events = 0
-
-    def choice(self, completion: Completion, logged: Sequence[TokenEvent]) -> Answer:
-        for part in completion.parts:
-            self._begin(part)
-            if part.kind == "text":
-                part.logprobs = _logged(logged, completion)
-        return {}
 
     def whole(self, choices: Sequence[Answer], completion: Completion) -> Answer:
         if self._request.store:
@@ -98,8 +87,7 @@ class ResponsesReply(Reply):
         if step.begins and not self._n_events:
             yield from self.waiting()
         if step.change is not None:
-            logprobs = _logged(step.events, completion)
-            for kind, fields in self._events(step.change, logprobs):
+            for kind, fields in self._events(step.change):
                 yield self._event(kind, **fields)
 
     def end(self, completion: Completion) -> Iterator[Answer]:
@@ -119,23 +107,21 @@ class ResponsesReply(Reply):
             yield self._event("response.created", response=response)
         yield self._event("response.in_progress", response=response)
 
-    def _events(self, change: Change, logprobs: list[Any]) -> Iterator[tuple[str, Answer]]:
+    def _events(self, change: Change) -> Iterator[tuple[str, Answer]]:
         """Kinds and fields of the events that tell a change."""
         part, (kind, field) = change.part, _KINDS[change.part.kind]
         output = {"output_index": part.index}
-        if change.kind == "begins":
-            self._begin(part)
-            item = self._item(part, "in_progress")
-            yield "response.output_item.added", {**output, "item": item}
-        place = {"item_id": self._items[part.index]["id"], **output}
+        place = {"item_id": self._item_id(part), **output}
         if part.kind != "call":
             place["content_index"] = 0
+        if change.kind == "begins":
+            item = self._item(part, "in_progress")
+            yield "response.output_item.added", {**output, "item": item}
         if change.kind == "begins" and part.kind != "call":
             empty = _content(AnswerPart(part.kind, part.index))
             yield "response.content_part.added", {**place, "part": empty}
-        logged = {"logprobs": logprobs} if part.kind == "text" else {}
+        logged = {"logprobs": []} if part.kind == "text" else {}
         if change.kind == "ends":
-            logged = {"logprobs": part.logprobs} if part.kind == "text" else {}
             named = {"name": part.name} if part.kind == "call" else {}
             yield f"{kind}.done", {**place, **named, field: part.text, **logged}
             if part.kind != "call":
@@ -143,19 +129,17 @@ class ResponsesReply(Reply):
             item = self._item(part, "completed")
             yield "response.output_item.done", {**output, "item": item}
         elif change.text:
-            part.logprobs += logprobs if part.kind == "text" else []
             yield f"{kind}.delta", {**place, "delta": change.text, **logged}
 
     def _event(self, kind: str, **fields: Any) -> Answer:
         self._n_events += 1
         return {"type": kind, "sequence_number": self._n_events - 1, **fields}
 
-    def _begin(self, part: AnswerPart) -> None:
-        prefix, item = _ITEMS[part.kind]
-        self._items.append({"id": _new_id(prefix), **item})
+    def _item_id(self, part: AnswerPart) -> str:
+        return f"{_ITEMS[part.kind][0]}_{part.index}{self._id.removeprefix('resp')}"
 
     def _item(self, part: AnswerPart, status: str) -> Answer:
-        item = self._items[part.index] | {"status": status}
+        item = {"id": self._item_id(part), **_ITEMS[part.kind][1], "status": status}
         is_begun = status == "in_progress"
         if part.kind == "call":
             arguments = "" if is_begun else part.text
@@ -196,21 +180,12 @@ class ResponsesReply(Reply):
             "text": {"format": form},
             "tool_choice": fields.get("tool_choice", "auto"),
             "tools": [_tool(tool) for tool in asked.tools or () if tool.get("type") == "function"],
-            "top_logprobs": asked.top_logprobs or 0,
+            "top_logprobs": 0,
             "truncation": "disabled",
             "usage": _usage(completion) if completion is not None else None,
             **{name: float(fields[name]) for name in _SAMPLING},
             **dict.fromkeys(_NULLS),
         }
-
-
-def _new_id(prefix: str) -> str:
-    return f"{prefix}_{secrets.token_hex(24)}"
-
-
-def _logged(events: Sequence[TokenEvent], completion: Completion) -> list[Any]:
-    logged = answers.chat_logprobs(events, completion.piece_of)
-    return logged["content"] if logged else []
 
 
 def _status(completion: Completion) -> str:
@@ -221,8 +196,7 @@ def _content(part: AnswerPart) -> Answer:
     """The content of an item, as far as it goes."""
     if part.kind == "reasoning":
         return {"type": "reasoning_text", "text": part.text}
-    logprobs = list(part.logprobs)
-    return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": logprobs}
+    return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": []}
 
 
 def _tool(tool: Mapping[str, Any]) -> Answer:

@@ -13,29 +13,16 @@ from pydantic import Field
 from edgespec.completions.protocols.contents import call_of, reading, string, text_of, told
 from edgespec.completions.protocols.request_parts import RequestError, RequestPart
 from edgespec.completions.requests import (
-    MAX_TOP_LOGPROBS,
     ChatRequest,
+    NamedFunction,
     Reasoning,
     SamplingRequest,
     callable_tools,
 )
 from edgespec.settings.config import INT32_MAX
 
-LOGPROBS = "message.output_text.logprobs"
-"""Value of `include` that asks for log probabilities."""
-_PASSED = frozenset(
-    {"model", "temperature", "top_p", "top_k", "min_p", "repeat_penalty", "repeat_last_n"}
-    | {"frequency_penalty", "presence_penalty", "logit_bias", "seed", "stop", "stream"}
-    | {"parallel_tool_calls", "chat_template_kwargs", "reasoning"}
-)
-"""Fields that a chat request has, too."""
-
-
-class NamedFunction(RequestPart):
-    """Value of `tool_choice` that names the function to call."""
-
-    type: Literal["function"]
-    name: str
+_PASSED = {"model", "parallel_tool_calls", "chat_template_kwargs", "reasoning"}
+"""Fields that a chat request has, too, besides those of sampling."""
 
 
 class TextFormat(RequestPart):
@@ -66,7 +53,7 @@ class ResponsesRequest(SamplingRequest):
     text: TextSettings = TextSettings()
     reasoning: Reasoning | None = None
     include: list[str] | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: Literal[0] = 0
     store: bool = True
     conversation: None = None
     prompt: None = None
@@ -93,15 +80,15 @@ class ResponsesRequest(SamplingRequest):
             with reading(f"input.{max(0, place - n_earlier)}", "input"):
                 reader.read(item)
         tools, choice = self._tools()
-        fields = self.model_dump(include={*_PASSED}, exclude_none=True) | {
+        fields = self.model_dump(
+            include={*SamplingRequest.model_fields, *_PASSED}, exclude_none=True
+        ) | {
             "messages": reader.messages,
             "max_completion_tokens": self.max_output_tokens,
             "response_format": self._response_format(),
             "tools": tools,
             "tool_choice": choice,
         }
-        if LOGPROBS in (self.include or ()) or self.top_logprobs:
-            fields |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
         return ChatRequest.parse(fields)
 
     def _response_format(self) -> dict[str, Any] | None:
