@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 1243,
     "chat": 1794,
     "cli": 4630,
-    "completions": 3979,
+    "completions": 3896,
     "concurrency": 540,
     "diagnosis": 480,
     "engine": 4056,

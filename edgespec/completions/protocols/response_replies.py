@@ -120,7 +120,7 @@ class ResponsesReply(Reply):
         if change.kind == "begins" and part.kind != "call":
             empty = _content(AnswerPart(part.kind, part.index))
             yield "response.content_part.added", {**place, "part": empty}
-        logged = {"logprobs": []} if part.kind == "text" else {}
+        logged: Answer = {"logprobs": []} if part.kind == "text" else {}
         if change.kind == "ends":
             named = {"name": part.name} if part.kind == "call" else {}
             yield f"{kind}.done", {**place, **named, field: part.text, **logged}

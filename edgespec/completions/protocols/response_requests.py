@@ -80,9 +80,8 @@ class ResponsesRequest(SamplingRequest):
             with reading(f"input.{max(0, place - n_earlier)}", "input"):
                 reader.read(item)
         tools, choice = self._tools()
-        fields = self.model_dump(
-            include={*SamplingRequest.model_fields, *_PASSED}, exclude_none=True
-        ) | {
+        passed = {*SamplingRequest.model_fields, *_PASSED}
+        fields = self.model_dump(include=passed, exclude_none=True) | {
             "messages": reader.messages,
             "max_completion_tokens": self.max_output_tokens,
             "response_format": self._response_format(),
