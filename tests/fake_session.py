@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,22 @@ WORDS = (
     TokenEvent("", 2, "draft", 1),
     TokenEvent(" two", 3, "draft", 1),
 )
+
+
+class FakeGeneration:
+    """Words one by one, and the result after them."""
+
+    def __init__(self, words: Generator[TokenEvent, None, GenerationResult]) -> None:
+        self._words = words
+
+    def __iter__(self) -> Iterator[TokenEvent]:
+        self.result = yield from self._words
+
+    def __enter__(self) -> FakeGeneration:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._words.close()
 
 
 @dataclass
@@ -71,8 +87,11 @@ class FakeSession:
         stop=(),
         progress=None,
         grammar=None,
-    ) -> Generator[TokenEvent, None, GenerationResult]:
+    ) -> FakeGeneration:
         self.prompt, self.sampling, self.max_tokens, self.stop = prompt, sampling, max_tokens, stop
+        return FakeGeneration(self._words())
+
+    def _words(self) -> Generator[TokenEvent, None, GenerationResult]:
         self.is_generating = True
         try:
             self.instead()

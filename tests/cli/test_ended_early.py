@@ -20,7 +20,7 @@ from fake_session import WORDS, FakeSession
 def interrupt_after_the_first_word(fake: FakeSession) -> None:
     """Ctrl-C while the second word is made."""
 
-    def stream(*args: object, **options: object) -> Generator[TokenEvent, None, GenerationResult]:
+    def words() -> Generator[TokenEvent, None, GenerationResult]:
         yield WORDS[0]
         os.kill(os.getpid(), signal.SIGINT)
         assert fake.cancelled.wait(60)
@@ -32,7 +32,7 @@ def interrupt_after_the_first_word(fake: FakeSession) -> None:
             speculation=SpeculationStats(rounds=2),
         )
 
-    fake.stream = stream  # type: ignore[method-assign]
+    fake._words = words  # type: ignore[method-assign]
 
 
 def test_ctrl_c_keeps_the_text_so_far_and_its_summary(fake: FakeSession, capsys):

@@ -88,8 +88,8 @@ class PagedSession(FakeSession):
 
     plan = PAGED
 
-    def stream(self, *args: Any, **options: Any) -> Any:
-        result = yield from super().stream(*args, **options)
+    def _words(self) -> Any:
+        result = yield from super()._words()
         guesses = replace(result.speculation, accepted=49, verified=120, sources=DRAFTED)
         experts = ExpertStats(hits=900, misses=100, bytes_read=50 * MIB, stall_s=1.5)
         paging = PagingStats(bytes_read=300 * MIB, passes=2, experts=experts)

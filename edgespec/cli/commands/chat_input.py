@@ -109,8 +109,6 @@ def _session(history: Path | None) -> PromptSession[str]:
     def _break(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
-    if history is not None:
-        make_private(history)
     return PromptSession(
         history=InMemoryHistory() if history is None else FileHistory(str(history)),
         multiline=True,

@@ -5,10 +5,7 @@ from __future__ import annotations
 import argparse
 import secrets
 from argparse import ArgumentParser
-from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edgespec.cli.commands.generation_report import generation_report
 from edgespec.cli.console import STDOUT, Console, report_failure, write_json
@@ -20,11 +17,6 @@ from edgespec.errors import Cancelled, EdgespecError
 from edgespec.extras import installed_version
 from edgespec.reports import Row
 from edgespec.tracing.spans import OFF, Trace
-from edgespec.values import GenerationResult, TokenEvent
-
-if TYPE_CHECKING:
-    from edgespec.engine.generation import Generation
-
 
 _EXAMPLES = """\
 examples:
@@ -86,14 +78,20 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             console.progress_with_rest,
             grammar,
         )
-        shown = _Display((lambda _: None) if as_json else console.token)
+        text = ""
         try:
-            with interrupts.stopping(running.cancel):
-                result = shown.follow(events)
+            with interrupts.stopping(running.cancel), events:
+                for event in events:
+                    text += event.text
+                    if not as_json:
+                        console.token(event)
         except EdgespecError as error:
-            if not (json_file and shown.text):
+            if not (json_file and text):
                 raise
-            return report_failure(error, error.message, error.exit_code, json_file, text=shown.text)
+            return report_failure(error, error.message, error.exit_code, json_file, text=text)
+        result = events.result
+        if not as_json:  # what an interruption found held back for possible stop strings
+            console.say(result.text[len(text) :])
         viewers = None
         if "trace" in args:
             viewers = f"trace: {args.trace}: ui.perfetto.dev or chrome://tracing opens it"
@@ -125,29 +123,6 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         if result.finish_reason == "cancelled":
             return report_failure(Cancelled(), "interrupted", INTERRUPTED, None)
         return 0
-
-
-class _Display:
-    """Shows events, and after an interruption the text held back for possible stop strings."""
-
-    def __init__(self, show: Callable[[TokenEvent], None]) -> None:
-        self._show = show
-        self.text = ""
-
-    def follow(self, events: Generation) -> GenerationResult:
-        """Show every event and return the result; always closes the generation."""
-        with closing(events):
-            while True:
-                try:
-                    event = next(events)
-                except StopIteration as end:
-                    result: GenerationResult = end.value
-                    break
-                self.text += event.text
-                self._show(event)
-        if result.finish_reason == "cancelled" and (rest := result.text[len(self.text) :]):
-            self._show(TokenEvent(rest, result.tokens[-1], "target", result.speculation.rounds))
-        return result
 
 
 def _trace(args: argparse.Namespace) -> Trace:
