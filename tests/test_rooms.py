@@ -213,10 +213,10 @@ def test_a_module_of_more_than_400_lines_says_why() -> None:
 
 
 MOST_LINES = {
-    "batch": 522,
+    "batch": 521,
     "bench": 1243,
     "chat": 1794,
-    "cli": 4630,
+    "cli": 4603,
     "completions": 3896,
     "concurrency": 540,
     "diagnosis": 480,
