@@ -36,6 +36,8 @@ class NestedSizes:
     """Bytes of the file with the lower bits."""
     unread_bytes: int
     """Bytes of the target that passes need not read where the draft is beside it."""
+    head_tokens: int
+    """Most tokens that its head rates."""
 
     @property
     def disk_bytes(self) -> int:

@@ -52,7 +52,7 @@ def test_a_long_context_stays_within_a_budget_that_holds_half_the_weights(tmp_pa
     draft = with_long_context(embedded_pair().draft, tmp_path / "draft.gguf")
     models = ("-m", target, "-md", draft, "-c", str(N_CTX), "--json")
     refused = run("plan", *models, "--memory-budget", "64MiB")["error"]
-    assert "draft KV cache (2048 tokens)" in refused["message"]
+    assert "draft KV cache (1024 tokens)" in refused["message"]
     budget = refused["smallest_bytes"] + target.stat().st_size // 2
     answer = run("generate", *models, "--memory-budget", budget, "-p", PROMPT, "-n", "4", "--quiet")
     plan, paging = answer["plan"], answer["paging"]

@@ -156,7 +156,8 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
     chosen = _choose(target, plan, tool, settings.read_limit)
     with session.open_models(alone, NO_GUESSES) as models:
         progress("counting tokens", 0.0)
-        token_ids = frequent_tokens(models.target.vocabulary, models.target.info.n_vocab)
+        n_rated = chosen.nested.head_tokens if chosen.nested else HEAD_TOKENS
+        token_ids = frequent_tokens(models.target.vocabulary, models.target.info.n_vocab, n_rated)
         heap.trim_heap()
         speed_alone = _measured(models, PROMPTS[:1], N_TOKENS_ALONE, progress)
     buffer_bytes = int(BUFFER_SHARE * plan.budget_bytes)
@@ -211,9 +212,12 @@ def _choose(target: Path, plan: MemoryPlan, tool: ModelTool, limit: int | None =
     if chosen := strategy.own_draft(plan, trimmed_bytes, disk, nested):
         return chosen
     with_room = replace(plan, budget_bytes=1 << 62)
-    if chosen := strategy.own_draft(with_room, trimmed_bytes, disk):
+    if strategy.own_draft(with_room, trimmed_bytes, disk, nested):
+        used_bytes = strategy.used_bytes(plan)
+        possible = strategy.own_drafts(with_room, used_bytes, trimmed_bytes, nested)
+        least_bytes = min(one.draft_bytes for one in possible)
         raise BudgetError(
-            f"a draft made from {target.name} takes {format_size(chosen.draft_bytes)} beside "
+            f"a draft made from {target.name} takes {format_size(least_bytes)} beside "
             f"{format_size(plan.smallest_bytes)} for the target, more than "
             f"{format_size(plan.budget_bytes)} leave: raise {setting.memory_budget}"
         )

@@ -133,7 +133,7 @@ class Strategy:
     def _seconds(self, guessing: Guessing, speed: Speed) -> float:
         """Seconds of a round. A draft beside the plan has memory of pinned weights."""
         plan, weight_bytes = self.plan, self.weight_bytes
-        read_bytes = plan.bytes_per_pass
+        read_bytes = plan.least_bytes_per_pass
         if plan.paged and self.draft_bytes:
             pinned_bytes = max(0, weight_bytes - read_bytes - self.draft_bytes)
             unread_bytes = self.nested.unread_bytes if self.nested else 0
@@ -148,7 +148,7 @@ class Strategy:
         plan, n_texts = self.plan, self.n_texts
         n_most = plan.max_nodes if plan.paged else min(plan.max_nodes, n_texts + USUAL_DRAFT_MAX)
         n_guesses = np.arange(max(1, n_most - n_texts + 1), dtype=np.float64)
-        row_s = speed.compute_s(self.weight_bytes or _used_bytes(plan))
+        row_s = speed.compute_s(self.weight_bytes or used_bytes(plan))
         prices = prices_of(plan, speed.disk_bytes_per_s, row_s)
         prices.put(len(n_guesses), row_s * (1 + (len(n_guesses) - 1) * FURTHER_ROW_COST))
         return prices.best(n_texts * theory.tree_tokens(n_guesses / n_texts))
@@ -226,7 +226,7 @@ def own_draft(
 ) -> Strategy | None:
     """The fastest draft made from a target under its `plan`; None if none is worth making, not even
     on code."""
-    speed, weight_bytes = Speed(disk_bytes_per_s), _used_bytes(plan)
+    speed, weight_bytes = Speed(disk_bytes_per_s), used_bytes(plan)
     best = choose(own_drafts(plan, weight_bytes, trimmed_bytes, nested), speed)
     pays = best and max(best.speedup(alone(plan, weight_bytes), speed)) >= MIN_SPEEDUP
     return best if pays else None
@@ -235,12 +235,12 @@ def own_draft(
 # Sizes of trees
 
 
-def _used_bytes(plan: MemoryPlan) -> int:
+def used_bytes(plan: MemoryPlan) -> int:
     """Weights that a pass over one token of a paged target computes with."""
-    used_bytes = sum(segment.nbytes for segment in plan.segments)
+    nbytes = sum(segment.nbytes for segment in plan.segments)
     if plan.experts is not None:
-        used_bytes += int(plan.experts.used_share * plan.experts.room_bytes)
-    return used_bytes
+        nbytes += int(plan.experts.used_share * plan.experts.room_bytes)
+    return nbytes
 
 
 def prices_of(plan: MemoryPlan, disk_bytes_per_s: float | None, compute_s: float = 0.0) -> Prices:

@@ -42,7 +42,7 @@ at least where there is: a model's training context can cost gigabytes of KV."""
 ABOUT_THE_DRAFT = frozenset({"threads_draft", "ctx_size_draft"})
 """Settings of `LoadSettings` that need a draft."""
 DEFAULT_PROMPT_CACHE_BYTES = 2 << 30
-DEFAULT_DRAFT_CTX_SIZE = 2048
+DEFAULT_DRAFT_CTX_SIZE = 1024
 """Most that `ctx_size_draft = 0` asks for: a longer memory hardly helps guesses."""
 INT32_MAX = (1 << 31) - 1
 """Largest count: the libraries count in 32 bits."""
@@ -106,7 +106,7 @@ class LoadSettings(Settings):
     context, or more where the budget has room."""
     ctx_size_draft: Count = 0
     """Tokens that the draft remembers: of longer texts it keeps the first and the latest ones; 0 is
-    up to 2048."""
+    up to 1024."""
     batch_size: Annotated[AtLeastOne | None, Flag(metavar="N", short="-b")] = None
     """Prompt tokens per pass, 64 at least, 128 with several texts at once. Default:
     planned."""

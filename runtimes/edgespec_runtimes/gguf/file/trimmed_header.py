@@ -89,9 +89,9 @@ def trimmed_bytes(header: GgufFile, bits: float) -> int:
     return int(bits * sum(math.prod(t.shape) for t in rest) / 8) + head_bytes(header)
 
 
-def head_bytes(header: GgufFile) -> int:
+def head_bytes(header: GgufFile, n_tokens: int = MAX_HEAD) -> int:
     """Estimated bytes of a trimmed copy's head."""
-    return int(HEAD_BITS * header.embedding_length * min(header.n_vocab, MAX_HEAD) / 8)
+    return int(HEAD_BITS * header.embedding_length * min(header.n_vocab, n_tokens) / 8)
 
 
 def trimmed_shape(header: GgufFile) -> TrimmedShape:

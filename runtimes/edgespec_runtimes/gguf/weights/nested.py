@@ -33,7 +33,7 @@ from edgespec.paging.reader import (
 from edgespec.values import NESTED, NestedSizes
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, read_header
 from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT, padded
-from edgespec_runtimes.gguf.file.trimmed_header import can_be_trimmed, head_bytes
+from edgespec_runtimes.gguf.file.trimmed_header import MAX_HEAD, can_be_trimmed, head_bytes
 from edgespec_runtimes.gguf.weights.nesting import NESTINGS, UNIT, Nesting, as_stored
 from edgespec_runtimes.gguf.weights.segments import SMALL_BYTES, WeightGroup, extent_of
 
@@ -91,7 +91,9 @@ def _sizes(header: GgufFile, kind: str) -> NestedSizes:
             n_upper += n // UNIT * nesting.upper_bytes if nesting else entry.nbytes
             n_unread += (entry.nbytes - lower_bytes) * (entry.nbytes >= SMALL_BYTES)
     bits = 8 * n_upper / n_weights
-    return NestedSizes(kind, bits, n_upper + head_bytes(header), n_lower, n_unread)
+    n_rated = MAX_HEAD if kind == NESTED[0] else MAX_HEAD // 2
+    n_upper += head_bytes(header, n_rated)
+    return NestedSizes(kind, bits, n_upper, n_lower, n_unread, n_rated)
 
 
 def checksums(raw: bytes | memoryview) -> np.ndarray:
