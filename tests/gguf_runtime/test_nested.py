@@ -249,7 +249,7 @@ def test_the_draft_takes_the_prompt_over_from_its_target(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", NESTED)
-@pytest.mark.parametrize("name", ["Q8_0", "Q6_K", "Q4_K_M"])
+@pytest.mark.parametrize("name", ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M"])
 def test_weights_of_each_type_nest(target: Path, tmp_path: Path, name: str, kind: str) -> None:
     stored, out = tmp_path / "stored.gguf", tmp_path / "draft.gguf"
     quantise(target, stored, name)

@@ -82,6 +82,42 @@ def _split_q8_0(units: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     return np.concatenate(uppers, 1), np.concatenate(lowers, 1)
 
 
+def _split_q5_k(units: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Codes are 2 * upper + lower. The scales are the file's, doubled; the minima, too, less half
+    a lower bit. Both are with the lower part as they were."""
+    head, nibbles = units[:, :16], units[:, 48:].reshape(-1, 4, 32)
+    fifths = np.unpackbits(units[:, 16:48, None], axis=2, bitorder="little").swapaxes(1, 2)
+    codes = np.stack([nibbles & 15, nibbles >> 4], 2).reshape(-1, 8, 32) | fifths << 4
+    scales, minima = _scales(head)
+    step, least = _floats(head[:, :2]), _floats(head[:, 2:4])
+    if not (np.abs([step, least]) <= _MOST).all():  # false for what is no number
+        return None
+    wanted = np.maximum(least * minima - step * scales / 2, 0)
+    unit = (wanted.max(1, keepdims=True) / 63).astype(np.float16)
+    minima = _rounded(wanted, unit.astype(np.float32), 63)
+    upper = (codes >> 1).reshape(-1, 4, 2, 32)
+    step = (2 * step).astype(np.float16)
+    uppers = [step.view(np.uint8), unit.view(np.uint8), _packed(scales, minima), _nibbles(upper)]
+    ones = np.packbits(codes & 1, axis=1, bitorder="little").reshape(-1, 32)
+    return np.concatenate(uppers, 1), np.concatenate([head, ones], 1)
+
+
+def _join_q5_k(upper: np.ndarray, lower: np.ndarray, out: np.ndarray) -> None:
+    ones = _lanes(lower, 16)
+    fifths = np.zeros_like(ones)
+    for row in range(4):
+        codes = _lanes(upper, 16 + 32 * row)
+        fifths |= (codes >> _BITS[3] & _bytes(1)) << _BITS[2 * row]
+        fifths |= (codes >> _BITS[7] & _bytes(1)) << _BITS[2 * row + 1]
+        codes &= _bytes(0x77)
+        codes <<= _BITS[1]
+        codes |= ones >> _BITS[2 * row] & _bytes(1)
+        codes |= (ones >> _BITS[2 * row + 1] & _bytes(1)) << _BITS[4]
+        _put(codes, out, 48 + 32 * row)
+    _put(fifths, out, 16)
+    out[:, :16].view("V16")[:] = lower[:, :16].view("V16")
+
+
 def _split_q4_k(units: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     """Codes are 4 * upper + lower. Scales and minima are with the lower part as they were; those of
     Q2_K, for 16 weights, are fitted."""
@@ -270,7 +306,7 @@ def _pairs(codes: np.ndarray) -> np.ndarray:
 
 
 def _scales(head: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scales and minima of 6 bits [units, 8] of Q4_K, whose first 16 bytes these are."""
+    """Scales and minima of 6 bits [units, 8] of Q4_K and Q5_K, whose first 16 bytes these are."""
     first, second, both = head[:, 4:8], head[:, 8:12], head[:, 12:]
     scales = np.concatenate([first & 63, both & 15 | first >> 6 << 4], 1)
     return scales, np.concatenate([second & 63, both >> 4 | second >> 6 << 4], 1)
@@ -323,6 +359,7 @@ NESTINGS: Mapping[str, Sequence[Nesting]] = {
         Nesting(TYPES["Q3_K"], 272, 110, 180, _split_q8_0_small, _join_q8_0_small),
     ],
     "Q6_K": [Nesting(TYPES["Q3_K"], 210, 110, 116, _split_q6_k, _join_q6_k)],
+    "Q5_K": [Nesting(TYPES["Q4_K"], 176, 144, 48, _split_q5_k, _join_q5_k)],
     "Q4_K": [Nesting(TYPES["Q2_K"], 144, 84, 80, _split_q4_k, _join_q4_k)],
 }
 """Ways in which weights nest, by the name of their type, the largest upper part first."""
