@@ -164,12 +164,11 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
     buffer_bytes = min(max(buffer_bytes, MIN_BUFFER_BYTES), MAX_BUFFER_BYTES)
     with scratch_folder(out.parent) as folder:
         draft = folder / "draft.gguf"
-        kind = chosen.draft
-        tool.trim(target, draft, kind, token_ids, buffer_bytes, progress)
+        tool.trim(target, draft, chosen.draft, token_ids, buffer_bytes, progress)
         with session.open_models(alone.model_copy(update={"draft": draft})) as models:
             speed = _measured(models, PROMPTS, N_TOKENS, progress)
         made = OwnDraft(
-            kind=kind,
+            kind=chosen.draft,
             size_bytes=sum(one.stat().st_size for one in folder.iterdir()),
             budget_bytes=plan.budget_bytes,
             tokens_per_pass=speed.n_tokens / max(1, speed.rounds),
@@ -178,9 +177,9 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
         )
         if made.speedup < MIN_MEASURED:
             raise _Slower(
-                f"a draft made from {target.name} ({kind}, {format_size(made.size_bytes)}) was "
-                f"slower than none under {format_size(plan.budget_bytes)}: {made.tokens_per_s:.2f} "
-                f"tokens/s, {made.alone_tokens_per_s:.2f} without; it was not kept: raise "
+                f"a draft made from {target.name} ({made.kind}) was slower than none under "
+                f"{format_size(plan.budget_bytes)}: {made.tokens_per_s:.2f} tokens/s, "
+                f"{made.alone_tokens_per_s:.2f} without; it was not kept: raise "
                 f"{setting.memory_budget}, or go on with guesses from the text"
             )
         _move(draft, out)
@@ -189,9 +188,9 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
 
 def _move(draft: Path, out: Path) -> None:
     """Put a draft, and before it its target's lower bits, in their places."""
-    for source, place in ((lower_parts(draft), lower_parts(out)), (draft, out)):
-        if source.exists():
-            source.replace(place)
+    with suppress(FileNotFoundError):
+        lower_parts(draft).replace(lower_parts(out))
+    draft.replace(out)
 
 
 class _Slower(UsageError):
@@ -213,9 +212,8 @@ def _choose(target: Path, plan: MemoryPlan, tool: ModelTool, limit: int | None =
         return chosen
     with_room = replace(plan, budget_bytes=1 << 62)
     if strategy.own_draft(with_room, trimmed_bytes, disk, nested):
-        used_bytes = strategy.used_bytes(plan)
-        possible = strategy.own_drafts(with_room, used_bytes, trimmed_bytes, nested)
-        least_bytes = min(one.draft_bytes for one in possible)
+        every = strategy.own_drafts(with_room, strategy.used_bytes(plan), trimmed_bytes, nested)
+        least_bytes = min(one.draft_bytes for one in every)
         raise BudgetError(
             f"a draft made from {target.name} takes {format_size(least_bytes)} beside "
             f"{format_size(plan.smallest_bytes)} for the target, more than "

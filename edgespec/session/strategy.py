@@ -184,8 +184,9 @@ def alone(plan: MemoryPlan, weight_bytes: int, looks_up: bool = False) -> Strate
 
 def beside(plan: MemoryPlan, weight_bytes: int, draft: str, file_bytes: int) -> Strategy:
     """The target with a usual draft, for which weights pinned under the `plan` give memory up."""
-    draft_bytes = file_bytes + buffer_bytes(plan)
-    return Strategy(plan, weight_bytes, USUAL, 1, draft, draft_bytes, file_bytes)
+    return Strategy(
+        plan, weight_bytes, USUAL, 1, draft, file_bytes + buffer_bytes(plan), file_bytes
+    )
 
 
 def own_drafts(
