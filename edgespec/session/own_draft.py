@@ -51,8 +51,8 @@ MEASURING_S = 30.0
 """Seconds after which no further text is begun."""
 MIN_MEASURED = 1.0
 """Least measured speedup of a draft that is kept."""
-BUFFER_SHARE, MIN_BUFFER_BYTES, MAX_BUFFER_BYTES = 0.1, 16 * MIB, 256 * MIB
-"""Share of the budget for rows of weights while a draft is made, and its limits."""
+MIN_BUFFER_BYTES, MAX_BUFFER_BYTES = 16 * MIB, 256 * MIB
+"""Limits of the rows of weights in memory while a draft is made, a tenth of the budget."""
 DIGITS = 12
 """Digits of a target's digest in the names of its drafts."""
 OTHERWISE = f"name a small model of its family with {setting.draft}, or use {setting.lookup(True)}"
@@ -160,8 +160,7 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
         token_ids = frequent_tokens(models.target.vocabulary, models.target.info.n_vocab, n_rated)
         heap.trim_heap()
         speed_alone = _measured(models, PROMPTS[:1], N_TOKENS_ALONE, progress)
-    buffer_bytes = int(BUFFER_SHARE * plan.budget_bytes)
-    buffer_bytes = min(max(buffer_bytes, MIN_BUFFER_BYTES), MAX_BUFFER_BYTES)
+    buffer_bytes = min(max(plan.budget_bytes // 10, MIN_BUFFER_BYTES), MAX_BUFFER_BYTES)
     with scratch_folder(out.parent) as folder:
         draft = folder / "draft.gguf"
         tool.trim(target, draft, chosen.draft, token_ids, buffer_bytes, progress)
@@ -211,11 +210,10 @@ def _choose(target: Path, plan: MemoryPlan, tool: ModelTool, limit: int | None =
     if chosen := strategy.own_draft(plan, trimmed_bytes, disk, nested):
         return chosen
     with_room = replace(plan, budget_bytes=1 << 62)
-    if strategy.own_draft(with_room, trimmed_bytes, disk, nested):
-        every = strategy.own_drafts(with_room, strategy.used_bytes(plan), trimmed_bytes, nested)
-        least_bytes = min(one.draft_bytes for one in every)
+    copy_bytes = (lambda bits: 0) if nested else trimmed_bytes  # upper bits take least memory
+    if least := strategy.own_draft(with_room, copy_bytes, disk, nested[-1:]):
         raise BudgetError(
-            f"a draft made from {target.name} takes {format_size(least_bytes)} beside "
+            f"a draft made from {target.name} takes {format_size(least.draft_bytes)} beside "
             f"{format_size(plan.smallest_bytes)} for the target, more than "
             f"{format_size(plan.budget_bytes)} leave: raise {setting.memory_budget}"
         )

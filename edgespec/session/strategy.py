@@ -148,7 +148,7 @@ class Strategy:
         plan, n_texts = self.plan, self.n_texts
         n_most = plan.max_nodes if plan.paged else min(plan.max_nodes, n_texts + USUAL_DRAFT_MAX)
         n_guesses = np.arange(max(1, n_most - n_texts + 1), dtype=np.float64)
-        row_s = speed.compute_s(self.weight_bytes or used_bytes(plan))
+        row_s = speed.compute_s(self.weight_bytes or _used_bytes(plan))
         prices = prices_of(plan, speed.disk_bytes_per_s, row_s)
         prices.put(len(n_guesses), row_s * (1 + (len(n_guesses) - 1) * FURTHER_ROW_COST))
         return prices.best(n_texts * theory.tree_tokens(n_guesses / n_texts))
@@ -184,9 +184,8 @@ def alone(plan: MemoryPlan, weight_bytes: int, looks_up: bool = False) -> Strate
 
 def beside(plan: MemoryPlan, weight_bytes: int, draft: str, file_bytes: int) -> Strategy:
     """The target with a usual draft, for which weights pinned under the `plan` give memory up."""
-    return Strategy(
-        plan, weight_bytes, USUAL, 1, draft, file_bytes + buffer_bytes(plan), file_bytes
-    )
+    draft_bytes = file_bytes + buffer_bytes(plan)
+    return Strategy(plan, weight_bytes, USUAL, 1, draft, draft_bytes, file_bytes)
 
 
 def own_drafts(
@@ -227,7 +226,7 @@ def own_draft(
 ) -> Strategy | None:
     """The fastest draft made from a target under its `plan`; None if none is worth making, not even
     on code."""
-    speed, weight_bytes = Speed(disk_bytes_per_s), used_bytes(plan)
+    speed, weight_bytes = Speed(disk_bytes_per_s), _used_bytes(plan)
     best = choose(own_drafts(plan, weight_bytes, trimmed_bytes, nested), speed)
     pays = best and max(best.speedup(alone(plan, weight_bytes), speed)) >= MIN_SPEEDUP
     return best if pays else None
@@ -236,12 +235,12 @@ def own_draft(
 # Sizes of trees
 
 
-def used_bytes(plan: MemoryPlan) -> int:
+def _used_bytes(plan: MemoryPlan) -> int:
     """Weights that a pass over one token of a paged target computes with."""
-    nbytes = sum(segment.nbytes for segment in plan.segments)
+    used_bytes = sum(segment.nbytes for segment in plan.segments)
     if plan.experts is not None:
-        nbytes += int(plan.experts.used_share * plan.experts.room_bytes)
-    return nbytes
+        used_bytes += int(plan.experts.used_share * plan.experts.room_bytes)
+    return used_bytes
 
 
 def prices_of(plan: MemoryPlan, disk_bytes_per_s: float | None, compute_s: float = 0.0) -> Prices:
