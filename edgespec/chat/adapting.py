@@ -14,8 +14,8 @@ from itertools import combinations, pairwise
 from types import MappingProxyType
 from typing import Any
 
+from edgespec.chat.messages import CallArguments
 from edgespec.chat.render_limits import TemplateLimitError
-from edgespec.chat.spliced import CallArguments, TextParts
 from edgespec.errors import ModelError
 
 Turn = dict[str, Any]
@@ -245,7 +245,8 @@ def _short(identity: str) -> str:
 
 def _in_parts(turn: Turn) -> Turn:
     """The turn with its content as a list of parts, which is all that some templates read."""
-    return turn | {"content": turn["content"] and TextParts(turn["content"])}
+    content = turn["content"]
+    return turn | {"content": content and [{"type": "text", "text": content}]}
 
 
 _CHANGES: Sequence[Change] = (

@@ -14,7 +14,7 @@ from itertools import pairwise
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
-from edgespec.chat.spliced import CallArguments, changed
+from edgespec.chat.messages import CallArguments
 
 _LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 """Lower case for ASCII only, which preserves lengths; templates may change the case of messages."""
@@ -46,13 +46,13 @@ class ControlTexts:
         """
         if isinstance(value, str):
             return self._seamed_text(value, seam, kept) if self._tokens else value
-        if isinstance(value, CallArguments):
-            return changed(value, lambda part: self.seamed(part, seam, kept))
         if isinstance(value, Mapping):
-            return {
+            parts = {
                 self.seamed(key, seam, kept): self.seamed(part, seam, kept)
                 for key, part in value.items()
             }
+            is_call = isinstance(value, CallArguments)
+            return CallArguments(parts, self.seamed(str(value), seam, kept)) if is_call else parts
         if isinstance(value, list | tuple):
             return [self.seamed(part, seam, kept) for part in value]
         return value

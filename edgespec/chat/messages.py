@@ -9,12 +9,35 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edgespec.chat.spliced import CallArguments
 from edgespec.errors import UsageError
 from edgespec.settings.base import nearest
 
 Message = Mapping[str, Any]
 """`{"role": "user", "content": "..."}`; content may be parts `{"type": "text", "text": "..."}`."""
+
+
+class CallArguments(dict[str, Any]):
+    """Arguments of a call: an object, and the JSON text that the request has for it, since some
+    templates read an object and others join a string.
+
+    It has no public attributes besides those of `dict`: to a template they would be arguments.
+    """
+
+    __slots__ = ("_text",)
+
+    def __init__(self, arguments: Mapping[str, Any], text: str) -> None:
+        super().__init__(arguments)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, other: Any) -> Any:
+        return self._text + other if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: Any) -> Any:
+        return other + self._text if isinstance(other, str) else NotImplemented
+
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAY_BE_EMPTY = ("assistant", "tool")

@@ -175,15 +175,6 @@ def test_a_template_that_reads_parts_only_gets_parts(content):
     assert template.render([SYSTEM, USER | {"content": content}]) == "<system>Be kind.<user>Hello"
 
 
-def test_parts_are_text_where_the_template_splices_them():
-    splices = "{{ '' + m.content + '|' ~ m.content ~ m.content.strip() }}"
-    source = PARTS.replace(
-        "{% for part", "{% if m.role == 'assistant' %}" + splices + "{% else %}{% for part"
-    )
-    source = source.replace("{% endfor %}{% endfor %}", "{% endfor %}{% endif %}{% endfor %}")
-    assert ChatTemplate(source).render([USER, ANSWER]) == "<user>Hello<assistant>Hi.|Hi.Hi."
-
-
 def test_a_template_of_parts_without_a_system_role_has_it_told_by_the_user():
     source = PARTS.replace("in messages", "in messages if m.role != 'system'")
     assert ChatTemplate(source).render([SYSTEM, USER]) == "<user>Be kind.\nHello"
