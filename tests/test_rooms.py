@@ -215,7 +215,7 @@ def test_a_module_of_more_than_400_lines_says_why() -> None:
 MOST_LINES = {
     "batch": 521,
     "bench": 1243,
-    "chat": 1794,
+    "chat": 1758,
     "cli": 4603,
     "completions": 3896,
     "concurrency": 540,
