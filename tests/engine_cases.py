@@ -12,6 +12,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.engine.text import Text
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.text_request import TextRequest
+from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES
 from edgespec.rules.sampling import SamplingParams
 from edgespec.values import GenerationResult, TokenEvent
 from fake_model import FakeModel, fixed_text
@@ -72,9 +73,14 @@ def generate(
     sampling: SamplingParams = GREEDY,
     max_tokens: int | None = 20,
     stop: Sequence[str] = (),
+    acceptance: str = "exact-replay",
     **engine_settings: Any,
 ) -> GenerationResult:
-    with AskedEngine(target, draft, EngineSettings(step_aside=False, **engine_settings)) as engine:
+    settings, rule = (
+        EngineSettings(step_aside=False, **engine_settings),
+        ACCEPTANCE_RULES[acceptance],
+    )
+    with AskedEngine(target, draft, settings, acceptance=rule) as engine:
         return finish(engine.generate(prompt, sampling, max_tokens, stop))
 
 

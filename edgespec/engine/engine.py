@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -38,10 +39,14 @@ from edgespec.errors import Cancelled, SessionClosed
 from edgespec.pool import Pool
 from edgespec.ports import LanguageModel, PassPart
 from edgespec.ports.text_request import TextRequest
-from edgespec.rules.pacer import PACERS, most_probable
+from edgespec.rules.acceptance_rules import EXACT_REPLAY, AcceptanceRule
+from edgespec.rules.pacer import PACERS, Guess, most_probable
 from edgespec.state.prefix_cache import SlotPrefixes
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import RoundStats, SourceStats
+
+if TYPE_CHECKING:
+    from edgespec.engine.sources.drawing import DrawingSource
 
 Logits = list[np.ndarray]
 """Logits of each part of a pass, float32 [n_nodes, n_vocab]."""
@@ -72,12 +77,14 @@ class Engine(Scheduler):
         n_grammars: int | None = None,
         name: str = "the engine",
         prefixes: Callable[[int], SlotPrefixes] | None = None,
+        acceptance: AcceptanceRule = EXACT_REPLAY,
     ) -> None:
         """`sources` guess in addition to the draft model.
 
         The models are borrowed, unless `release` frees them at the end. At most `n_grammars`
         requests with grammars run at a time. `name` is the subject of error messages. `prefixes`
-        says where the texts of a slot are stored.
+        says where the texts of a slot are stored. Only with exact replay as `acceptance` is the
+        text the target's own; rules that draw guesses write one text at a time.
         """
         settings = settings or EngineSettings()
         reason = obstacle(target, draft)
@@ -86,13 +93,17 @@ class Engine(Scheduler):
         self.target, self.trace, self.settings = target, trace, settings
         self.pacer = PACERS[settings.pacer]
         self.limits, self.width = settings.limits_for(target.info), settings.width(target.info)
-        self.sources = line_up(target, None if reason else draft, sources, settings)
+        usable = None if reason else draft
+        self.sources = line_up(target, usable, sources, settings, acceptance.growth)
+        draws = acceptance.growth is not None and bool(self.sources)
+        self.drawing = cast("DrawingSource", self.sources[0]) if draws else None
+        self.pick = acceptance.pick
         self.mixer, self.pool, self.worker = Mixer(), Pool(), Worker()
         draft_info = draft.info if draft is not None else None
         store = state_store if self.sources else None
         self.ledger = KeptLedger(target, draft_info, self.mixer, settings, store)
         self.pass_ = RoundOutcome()
-        n_slots = min(target.info.n_slots, self.limits.max_nodes)
+        n_slots = 1 if draws else min(target.info.n_slots, self.limits.max_nodes)
         self.capacity = CAPACITY * self.limits.max_nodes
         places = (prefixes(n) if prefixes is not None else None for n in range(n_slots))
         slots = [Slot(target, n, self.sources, self.pool, place) for n, place in enumerate(places)]
@@ -146,7 +157,7 @@ class Engine(Scheduler):
         if not parts:
             return
         n_rows, verify_s = sum(len(part.reads) + len(part.nodes) for part in parts), self.clock()
-        if growing and self.ledger.hides(n_rows):
+        if growing and not self.drawing and self.ledger.hides(n_rows):
             evaluate = partial(self.target.evaluate, parts)
             with self.worker.running(evaluate, self.target.cancel) as running:
                 self.grow(growing, running)
@@ -312,12 +323,17 @@ class Engine(Scheduler):
         pool, opinions = self.pool, self._opinions(node, text)
         if not opinions:
             return
-        guesses = self.mixer.mix(opinions)
-        for guess in guesses:
-            child = pool.child(node, guess.token)
-            if child is not None and guess.confidence != pool.confidence[child]:
-                pool.revise(child, guess.confidence)
-        for guess in self.pacer.children(pool, node, guesses[: self.width]):
+        drawn: Sequence[Guess] | None = None
+        if self.drawing:
+            drawn = self.drawing.drawn(pool, node, text)
+        if drawn is None:
+            guesses = self.mixer.mix(opinions)
+            for guess in guesses:
+                child = pool.child(node, guess.token)
+                if child is not None and guess.confidence != pool.confidence[child]:
+                    pool.revise(child, guess.confidence)
+            drawn = self.pacer.children(pool, node, guesses[: self.width])
+        for guess in drawn:
             if pool.child(node, guess.token) is None:
                 child = pool.add(node, *guess)
                 text.n_drafted += 1
@@ -339,7 +355,7 @@ class Engine(Scheduler):
         cumulative = pool.cumulative[[node for node, _ in found]]
         pass_.expected = float(cumulative.sum()) - len(limits)
         is_ruled = self.ledger.stop_rule is not None and self.ledger.drafts
-        if not is_ruled:
+        if not is_ruled and not self.drawing:  # drawn guesses are all verified
             is_tree = self.target.info.tree_capable
             rows = None if is_tree else np.array([n_rows for _, n_rows in found])
             n_nodes, pass_.expected = self.ledger.best(cumulative, pass_.growing_s, rows)
@@ -354,7 +370,8 @@ class Engine(Scheduler):
     def _accept(self, text: Text, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Accept guesses, commit them, and re-root the tree at the target's own token."""
         pool, n_before, verified_s = self.pool, len(text.events), self.clock()
-        path = text.accept(pool, nodes, logits)
+        draws = self.drawing.draws if self.drawing else None
+        path = text.accept(pool, nodes, logits, self.pick, draws)
         tokens = [event.token for event in text.events[n_before:]]
         accepted_s = self.clock()
         for source in text.sources:

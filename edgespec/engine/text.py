@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +21,7 @@ from edgespec.errors import Cancelled
 from edgespec.pool import Pool, line
 from edgespec.ports import PassPart, Progress
 from edgespec.ports.text_request import TextRequest
+from edgespec.rules.acceptance_rules import Draws, Pick, replayed
 from edgespec.rules.pacer import Limits
 from edgespec.rules.sampling import Sampler
 from edgespec.values import GenerationResult, PagingStats, PromptProgress, TokenEvent
@@ -292,11 +293,15 @@ class Text:
         n_passes = min(-(-n_tokens // info.prompt_batch), max(1, n_tiles))
         return n_tokens // n_passes
 
-    def accept(self, pool: Pool, nodes: Sequence[int], logits: np.ndarray) -> list[int]:
-        """Walk down from the root until the text ends or the target draws no verified guess.
-
-        The sampler draws from the target's logits as without guesses, with the same recent tokens
-        and noise, so the tree cannot change the text (exact replay).
+    def accept(
+        self,
+        pool: Pool,
+        nodes: Sequence[int],
+        logits: np.ndarray,
+        pick: Pick = replayed,
+        draws: Mapping[int, Draws] | None = None,
+    ) -> list[int]:
+        """Walk down from the root until the text ends or `pick` takes no verified guess.
 
         Returns the path, nodes of which each is the parent of the next; after each of them an event
         is added: accepted guesses, and the target's own token at the end. `logits` are the target's
@@ -311,7 +316,8 @@ class Text:
         node: int | None = pool.root[self.slot.number]
         while node is not None and node in after and not transcript.is_finished:
             try:
-                token = sampler.pick(after[node])
+                token = pick(pool, node, after, sampler, draws or {})
+                sampler.accept(token, after[node])
             except Exception as error:
                 if not path:
                     raise

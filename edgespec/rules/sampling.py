@@ -39,7 +39,7 @@ N_FAVOURITES = 64
 class Sampler:
     """The sampler of one generation.
 
-    `draw` and `foresee` do not change the text; `accept` appends a
+    `distribution`, `draw`, `foresee` and `uniform` do not change the text; `accept` appends a
     token. The n-th token of a text is drawn with the n-th noise of its seed, however it was made.
     """
 
@@ -56,11 +56,23 @@ class Sampler:
         without `n_logprobs`."""
         self.n_accepted = 0
         """Number of tokens of the text, the prompt's not counted."""
+        self._n_coins = 0
         self._constraint = constraint
         self._n_logprobs = n_logprobs
         self._noise = Noise(params.seed)
         window = None if params.repeat_last_n < 0 else params.repeat_last_n
         self._recent = deque(prompt, maxlen=window)
+
+    def distribution(self, logits: Logits) -> tuple[Tokens, Probabilities]:
+        """Tokens that may come next, ascending, and their probabilities. `logits` is [n_vocab]."""
+        best_logit(logits)  # damaged logits are an error, even of forbidden tokens
+        return distribution(self._allowed(logits), self.params, self._recent)
+
+    def uniform(self) -> float:
+        """The seed's next uniform draw from [0, 1), independent of the noise of `draw`."""
+        self._n_coins += 1  # noise of places before the text
+        noise = self._noise.gumbel(-self._n_coins, np.zeros(1, np.int64))
+        return math.exp(-math.exp(-float(noise[0])))
 
     def draw(self, logits: Logits) -> int:
         """The next token, drawn from `distribution`. `logits` is [n_vocab]."""

@@ -9,8 +9,10 @@ from edgespec.engine.sources.lookup import LookupSource
 from edgespec.engine.sources.model_source import ModelSource
 from edgespec.engine.sources.recycling import RecyclingSource
 from edgespec.engine.sources.source import Source
+from edgespec.errors import UsageError
 from edgespec.extras import added
 from edgespec.ports import LanguageModel
+from edgespec.rules.acceptance_rules import Growth
 
 SOURCES = "edgespec.drafters"
 """Entry point group of other packages' sources: functions that make a `Source` from the target's
@@ -22,11 +24,21 @@ def line_up(
     draft: LanguageModel | None,
     others: Sequence[Source],
     settings: EngineSettings,
+    growth: Growth | None = None,
 ) -> list[Source]:
-    """The sources of guesses for a target, the draft model first."""
+    """The sources of guesses for a target, the draft model first; it alone if guesses are drawn.
+
+    Raises UsageError if there is no whole draft model to draw from.
+    """
     info, eog_tokens = target.info, target.vocabulary.eog_tokens
     if not info.verifies_guesses:
         return []
+    if growth is not None:
+        if draft is None or draft.info.reads_features or others:
+            raise UsageError("this acceptance rule draws all guesses from a whole draft: give one")
+        from edgespec.engine.sources.drawing import DrawingSource
+
+        return [DrawingSource(draft, growth, info.n_vocab, eog_tokens, info.n_ctx)]
     found = list[Source]()
     if draft is not None:
         found.append(_of_model(draft, target, settings))
