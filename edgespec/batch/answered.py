@@ -7,16 +7,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 
-from edgespec.batch.lines import (
-    BatchAnswer,
-    is_begun_answer,
-    parse_answer,
-)
+from edgespec.batch.lines import BatchAnswer, is_begun_answer, parse_answer
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files.line_log import LineLog
 from edgespec.files.named_errors import named
-
-_N_BUCKETS = 256
 
 
 class KeySet:
@@ -24,29 +18,23 @@ class KeySet:
     probability of 3 in 100 million."""
 
     def __init__(self) -> None:
-        self._buckets = [array("Q") for _ in range(_N_BUCKETS)]
-        """Sorted digests by their lowest byte."""
-
-    def __len__(self) -> int:
-        return sum(map(len, self._buckets))
+        self._digests = array("Q")
+        """In order."""
 
     def __contains__(self, text: str) -> bool:
-        digest, bucket = self._place(text)
-        at = bisect_left(bucket, digest)
-        return at < len(bucket) and bucket[at] == digest
+        at, digest = self._place(text)
+        return self._digests[at : at + 1] == array("Q", [digest])
 
     def add(self, text: str) -> bool:
         """Add `text`; True if it is new."""
-        digest, bucket = self._place(text)
-        at = bisect_left(bucket, digest)
-        if at < len(bucket) and bucket[at] == digest:
-            return False
-        bucket.insert(at, digest)
-        return True
+        at, digest = self._place(text)
+        if is_new := text not in self:
+            self._digests.insert(at, digest)
+        return is_new
 
-    def _place(self, text: str) -> tuple[int, array[int]]:
+    def _place(self, text: str) -> tuple[int, int]:
         digest = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
-        return digest, self._buckets[digest % _N_BUCKETS]
+        return bisect_left(self._digests, digest), digest
 
 
 class Answered:

@@ -76,21 +76,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return "".join(texts)
 
     def tojson(
-        self,
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
+        self, value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any
     ) -> str:
         """Plain JSON, as in `transformers`; jinja2's own filter escapes for HTML. Half a surrogate
         pair, which a model may have written in a call, stays an escape."""
-        encoder = json.JSONEncoder(
-            ensure_ascii=ensure_ascii,
-            indent=min(indent, 64) if indent is not None else None,
-            separators=separators,
-            sort_keys=sort_keys,
-        )
+        indent = None if indent is None else min(indent, 64)
+        encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, **options)
         text = self.join(encoder.iterencode(value))
         return text.encode(errors="backslashreplace").decode()
 

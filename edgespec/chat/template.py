@@ -54,6 +54,7 @@ class ChatTemplate:
         self._control = ControlTexts({*control_tokens, *turn_marks})
         marks = marks_of(source)
         reasoning = set() if marks is None else {marks.begin, marks.end}
+        # marks that messages of a role may contain
         self._kept = dict.fromkeys(("system", "developer"), turn_marks)
         self._kept["assistant"] = turn_marks | reasoning
         self._turn = threading.Lock()
@@ -111,10 +112,12 @@ class ChatTemplate:
         if offered and not self.takes_tools:
             conversation, offered = offering(conversation, offered), None
         seam, control = new_seam(), self._control
+        turns = [
+            control.seamed(turn, seam, self._kept.get(turn["role"], ())) | {"role": turn["role"]}
+            for turn in conversation
+        ]
         text = self._rendered(
-            self._shown.adapted(
-                [self._seamed_message(turn, seam) for turn in conversation], bool(offered)
-            ),
+            self._shown.adapted(turns, bool(offered)),
             control.seamed(offered, seam) if offered else None,
             add_generation_prompt,
             control.seamed(reasoning_variables(variables, self.source), seam),
@@ -140,18 +143,6 @@ class ChatTemplate:
             except Exception as error:  # a template can raise anything
                 raise _failure(error) from error
         return text
-
-    def _seamed_message(self, message: Mapping[str, Any], seam: str) -> dict[str, Any]:
-        """The message with seams in control tokens, except those that its role may contain.
-
-        Assistant messages may contain marks of reasoning and calls; system and developer messages
-        may contain marks of turns.
-        """
-        kept = self._kept.get(message["role"], ())
-        return {
-            name: value if name == "role" else self._control.seamed(value, seam, kept)
-            for name, value in message.items()
-        }
 
 
 def _is_mark(token: str) -> bool:
