@@ -213,9 +213,9 @@ def test_a_module_of_more_than_400_lines_says_why() -> None:
 
 
 MOST_LINES = {
-    "batch": 521,
+    "batch": 509,
     "bench": 1243,
-    "chat": 1758,
+    "chat": 1740,
     "cli": 4603,
     "completions": 3896,
     "concurrency": 540,
