@@ -35,13 +35,11 @@ from edgespec.completions.tokenizing import DetokenizeRequest, TokenizeRequest, 
 from edgespec.memory import heap
 from edgespec.server import llama_routes, ollama_routes
 from edgespec.server.answering import complete
-from edgespec.server.bodies import RequestBodies
-from edgespec.server.budget_request import BudgetLimit, BudgetRequest
 from edgespec.server.front import refused
-from edgespec.server.guarding import Guard
+from edgespec.server.guarding import BudgetLimit, BudgetRequest, Guard
 from edgespec.server.hosting import ModelHost
 from edgespec.server.page import page
-from edgespec.server.queueing import Queue, ServerFigures
+from edgespec.server.queueing import Queue, RequestBodies, ServerFigures
 from edgespec.server.serving import DOORS, Door, ServedText
 from edgespec.session.asynchronous import in_thread
 from edgespec.session.session import Session

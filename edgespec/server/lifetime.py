@@ -28,14 +28,12 @@ from edgespec.completions.service import Completions
 from edgespec.errors import Cancelled
 from edgespec.ports import Progress
 from edgespec.server.application import Service
-from edgespec.server.bodies import RequestBodies
-from edgespec.server.budget_request import BudgetLimit
 from edgespec.server.connections import ClientLimits, HttpServer
 from edgespec.server.front import Front, Log, refused
-from edgespec.server.guarding import Guard
+from edgespec.server.guarding import BudgetLimit, Guard
 from edgespec.server.hosting import ModelHost
 from edgespec.server.page import static_file
-from edgespec.server.queueing import Queue, ServerFigures, Turns
+from edgespec.server.queueing import Queue, RequestBodies, ServerFigures, Turns
 from edgespec.server.serving import LoadedModel, ServedText, ServedVectors
 from edgespec.session.embedder import Embedder
 from edgespec.settings.server_settings import ServerSettings
