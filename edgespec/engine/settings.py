@@ -82,7 +82,7 @@ class EngineSettings(Speculation, ContextEnd):
         return Limits(
             max_nodes=max_nodes,
             max_branches=info.max_branches,
-            max_depth=min(self.max_depth or max_nodes - 1, longest),
+            max_depth=min(max_nodes - 1, longest),
         )
 
     @property

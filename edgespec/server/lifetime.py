@@ -99,7 +99,7 @@ class Server:
             completions = Completions(
                 session,
                 model.name,
-                settings.max_prompt or session.target.n_ctx,
+                session.target.n_ctx,
                 sampling=dict(sampling),
                 max_tokens=max_tokens,
                 limits_answers=True,

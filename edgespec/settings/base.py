@@ -31,7 +31,6 @@ FLAGS = {
     "draft": "--model-draft",
     "max_tokens": "--n-predict",
     "temperature": "--temp",
-    "max_depth": "--draft-depth",
     "n_parallel": "--parallel",
     "no_draft": "--no-draft",
     "use_chat_template": "--chat-template",

@@ -285,8 +285,6 @@ class Speculation(Settings):
     draft_max: Annotated[int, Flag(metavar="N"), Field(ge=1, le=MAX_DRAFTED)] = USUAL_DRAFT_MAX
     """Most guesses that one pass verifies; 0 on the command line: no draft. Default: planned, since
     their buffers take memory from the weights; 48 where nothing is paged."""
-    max_depth: Annotated[int | None, Field(ge=1, le=MAX_DRAFTED)] = None
-    """Most guesses in a row, down one branch. Default: as many as one pass verifies."""
     lookup: bool | None = None
     """Guess from the text so far, too: what followed when its last words occurred before. Default:
     beside a draft model, and without one if the target's weights are paged."""

@@ -41,8 +41,6 @@ class ServerSettings(Settings):
     """Name of the model in answers."""
     queue: Count = 32
     """Requests that may wait; more are refused with status 503."""
-    max_prompt: Count | None = None
-    """Most tokens of a prompt. Default: the context."""
     max_body: Annotated[int | None, BeforeValidator(disk_size)] = None
     """Largest request body; the plan keeps memory for it. Default: 64 KiB and 16 bytes for each
     token of the context."""

@@ -101,17 +101,12 @@ def test_load_settings_refuse(settings: dict[str, Any], message: str):
         ({"max_tokens": -2}, "--n-predict -2"),
         ({"stop": ("",)}, "--stop: String should have at least 1 character"),
         ({"draft_max": 100_000}, "--draft-max 100000: it must be less than or equal to 1024"),
-        ({"max_depth": 0}, "draft-depth = 0 in a --config file"),
         ({"repeat_last_n": 1 << 63}, "repeat-last-n = 9223372036854775808 in a"),
         ({"logit_bias": ["15043"]}, "in a --config file: write a token's id and its bias like"),
         ({"logit_bias": {7: float("inf")}}, "a bias is finite, or -inf"),
         (
             {"fallback": "fix"},
             "fallback = fix in a --config file: it must be 'marginal', 'llmcad'",
-        ),
-        (
-            {"no_draft": True, "max_depth": 3},
-            "draft-depth in a --config file has no effect without a draft",
         ),
         (
             {"no_draft": True, "pacer": "llmcad"},
@@ -144,7 +139,6 @@ GIVEN = {
     "pacer": "llmcad",
     "fallback": "fixed",
     "draft_max": "5",
-    "max_depth": "4",
     "lookup": True,
     "no_overlap": True,
     "context_shift": True,

@@ -70,7 +70,7 @@ def test_json_is_one_object_with_the_promised_keys(fake: FakeSession, capsys):
 def test_flags_and_files_reach_the_session(fake: FakeSession, tmp_path: Path):
     file = tmp_path / "settings.toml"
     file.write_text(
-        'pacer = "llmcad"\nfallback = "fixed"\ndraft-depth = 4\nno-overlap = true\n'
+        'pacer = "llmcad"\nfallback = "fixed"\nno-overlap = true\n'
         "frequency-penalty = 0.5\npresence-penalty = -0.25\n"
         'logit-bias = ["7+1.5", "8-inf"]\ntemp = 0.9\n'
     )
@@ -83,7 +83,7 @@ def test_flags_and_files_reach_the_session(fake: FakeSession, tmp_path: Path):
     assert load.options == {"gguf": GgufOptions(cache_type_k="q8_0")}
     assert load.memory_budget == 2 << 30
     assert fake.engine_settings == EngineSettings(
-        pacer="llmcad", fallback="fixed", draft_max=5, max_depth=4, no_overlap=True
+        pacer="llmcad", fallback="fixed", draft_max=5, no_overlap=True
     )
     assert fake.sampling == SamplingParams(
         temperature=0.5,

@@ -15,7 +15,7 @@ from fake_model import FakeModel, blend, random_language
 
 LANGUAGE = random_language(1, N_VOCAB, order=6)
 DRAFT = blend(LANGUAGE, random_language(2, N_VOCAB, order=6), 0.3)
-SMALL = {"context_shift": True, "draft_max": 6, "max_depth": 4}
+SMALL = {"context_shift": True, "draft_max": 6}
 SETTINGS = EngineSettings(step_aside=False, **SMALL)
 
 

@@ -25,9 +25,7 @@ def models(draft_ctx: int = 64) -> tuple[FakeModel, FakeModel]:
 
 
 def drafted(draft_ctx: int = 64, **settings: Any) -> GenerationResult:
-    return generate(
-        *models(draft_ctx), max_tokens=400, lookup=False, draft_max=6, max_depth=4, **settings
-    )
+    return generate(*models(draft_ctx), max_tokens=400, lookup=False, draft_max=6, **settings)
 
 
 @pytest.mark.slow

@@ -86,7 +86,6 @@ class TestFakeModelKeepsItsState(StateContract):
         ]
     ),
     draft_max=st.integers(1, 12),
-    max_depth=st.integers(1, 8),
     target_limits=st.tuples(st.integers(1, 10), st.integers(1, 5)),
     draft_limits=st.tuples(st.integers(1, 6), st.integers(1, 5)),
     n_ctx=st.integers(20, 60),
@@ -99,7 +98,6 @@ def test_a_draft_changes_no_token(
     overlap: bool,
     sampling: SamplingParams,
     draft_max: int,
-    max_depth: int,
     target_limits: tuple[int, int],
     draft_limits: tuple[int, int],
     n_ctx: int,
@@ -133,7 +131,6 @@ def test_a_draft_changes_no_token(
         fallback=fallback,
         no_overlap=not overlap,
         draft_max=draft_max,
-        max_depth=max_depth,
     )
     assert paired.tokens == alone.tokens
     assert paired.text == alone.text

@@ -128,7 +128,6 @@ def paired(target: FakeModel, draft: FakeModel | None, **rules: Any) -> Engine:
             "pacer": st.sampled_from(sorted(PACERS)),
             "fallback": st.sampled_from(sorted(FallbackName)),
             "draft_max": st.integers(1, 12),
-            "max_depth": st.sampled_from([None, 1, 4]),
             "no_overlap": st.booleans(),
         }
     ),
