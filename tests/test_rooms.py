@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 1243,
     "chat": 1740,
     "cli": 4603,
-    "completions": 3896,
+    "completions": 3902,
     "concurrency": 540,
     "diagnosis": 480,
     "engine": 4195,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgespec.completions import answers
-from edgespec.values import GenerationResult, Timings
+from edgespec.values import GenerationResult, SpeculationStats, Timings
 
 
 def test_tokens_that_a_shift_of_the_context_dropped_are_counted():
@@ -17,3 +19,6 @@ def test_timings_have_the_names_of_llama_cpps_server():
     told = answers.marks(result)["timings"]
     assert (told["cache_n"], told["prompt_n"], told["predicted_n"]) == (2, 8, 5)
     assert (told["prompt_ms"], told["predicted_per_second"]) == (2000.0, 10.0)
+    assert "draft_n" not in told
+    drafting = answers.timings(replace(result, speculation=SpeculationStats(drafted=9, accepted=4)))
+    assert (drafting["draft_n"], drafting["draft_n_accepted"]) == (9, 4)

@@ -62,6 +62,7 @@ def test_every_answer_has_an_id_of_its_own(client):
 def test_a_client_may_choose_the_id(client, latest):
     answer = client.get("/v1/models", headers={"X-Request-Id": "a-1"})
     assert answer.headers["x-request-id"] == latest().id == "a-1"
+    assert answer.headers["request-id"] == "a-1"
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_the_official_client_streams(official):
     )
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content
-    assert chunks[-1].usage.completion_tokens == 12
+    assert chunks[-1].usage.completion_tokens == chunks[-1].timings["predicted_n"] == 12
 
 
 def test_the_official_client_gets_copies_with_seeds_of_their_own(official):

@@ -30,6 +30,11 @@ _DELTAS = {
     "call": ("input_json_delta", "partial_json"),
 }
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_NULLS = {
+    "message": ("container", "stop_details"),
+    "usage": ("cache_creation", "inference_geo", "server_tool_use"),
+}
+"""Fields that the schema requires, of features that are not here."""
 _SIGNATURE = "unsigned"
 """Signature of reasoning, which clients drop from later turns if there is none."""
 
@@ -83,7 +88,8 @@ class MessagesReply(Reply):
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _usage(usage),
+            "usage": _usage(usage) | dict.fromkeys(_NULLS["usage"]),
+            **dict.fromkeys(_NULLS["message"]),
         }
 
 

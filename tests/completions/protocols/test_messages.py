@@ -90,7 +90,12 @@ def test_events_come_in_their_order() -> None:
     deltas = [one["delta"] for one in found if one["type"] == "content_block_delta"]
     written = "".join(delta.get("partial_json", "") for delta in deltas)
     assert written == '{"city": "Rome"}'
+    assert [delta["type"] for delta in deltas].count("signature_delta") == 1
     assert found[-2]["usage"]["output_tokens"] == 5
+
+
+def test_silence_is_filled_with_pings() -> None:
+    assert [*dialect(ScriptedSession("a"))(asked(stream=True)).waiting()] == [{"type": "ping"}]
 
 
 def test_blocks_become_messages() -> None:
