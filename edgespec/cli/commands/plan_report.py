@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -111,10 +110,6 @@ def _pass_lines(
         lines.append(
             f"Their upper bits stay, as the draft ({upper}); the lower ones are read ({lower})."
         )
-    slices = Counter(segment.slice_of for segment in plan.segments if segment.slice_of)
-    if slices:
-        name = next(iter(slices)) if len(slices) == 1 else f"{len(slices)} matrices"
-        lines.append(f"{slices.total()} of the segments are slices of {name}.")
     if plan.experts is None:
         lines.append(f"A pass reads {format_size(plan.bytes_per_pass)}{_of_short_texts(plan)}.")
     else:
