@@ -87,7 +87,7 @@ class RenderingLimits:
         """Forget the last rendering: the thread that calls renders `conversation` now."""
         self._n_checks = 0
         self._end_s = time.thread_time() + self._max_seconds
-        self._characters = MAX_CHARACTERS + COPIES * measured(conversation)[0]
+        self._characters = self._most = MAX_CHARACTERS + COPIES * measured(conversation)[0]
 
     def check_time(self) -> None:
         """Check the time; it is read at every sixteenth call, since reading may be slow."""
@@ -108,7 +108,8 @@ class RenderingLimits:
             self.write(len(value))
         elif isinstance(value, list | tuple | dict):
             self.write(ELEMENT_CHARACTERS * len(value))
-            measured(value)
+            if measured(value)[0] > self._most:
+                raise TemplateLimitError(f"it takes more than {MAX_CHARACTERS:,} characters")
         elif isinstance(value, int) and abs(value) > LARGEST_NUMBER:
             raise TemplateLimitError(f"it counts with a number above {LARGEST_NUMBER:,}")
         else:

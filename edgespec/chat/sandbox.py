@@ -71,7 +71,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         """Join the pieces, and count them."""
         texts = []
         for piece in pieces:
-            texts.append(str(piece))
+            texts.append(self._written(piece))
             self.limits.write(len(texts[-1]))
         return "".join(texts)
 

@@ -110,6 +110,10 @@ def test_a_template_that_loops_is_stopped(source, monkeypatch):
         "{% set a = 'a' * 900000 %}{{ a.replace('a', a) }}",
         "{% set a = 'a' * 900000 %}{{ ([a] * 900000) | join }}",
         "{% set a = '\n' * 900000 %}{{ a | indent(900000) }}",
+        "{% set ns = namespace(l=[], a='a' * 900000) %}{% for i in range(3000) %}"
+        "{% set ns.l = ns.l + [ns.a] %}{% endfor %}{{ ns.l }}",
+        "{% set ns = namespace(l=[], a='a' * 900000) %}{% for i in range(3000) %}"
+        "{% set ns.l = ns.l + [ns.a] %}{% endfor %}{{ 'a' ~ ns.l }}{{ ns.l | string }}",
     ],
 )
 def test_a_template_that_writes_too_much_is_stopped_before_it_does(source):
