@@ -121,14 +121,21 @@ class ChatPrompts:
         source = self._override or self._format.source(self._model, with_tools)
         with self._lock:
             if source not in self._templates:
-                template = _compiled(source, self._format, self._functions)
-                if not template.shows_messages():
-                    raise ModelError(
-                        "the chat template shows no message, so that every question would get one "
-                        f"answer: give another with {setting.use_chat_template}"
-                    )
-                self._templates[source] = template
+                self._templates[source] = self._compiled(source)
             return self._templates[source]
+
+    def _compiled(self, source: str) -> ChatTemplate:
+        with extras.needed(_EXTRA, _WHY):
+            from edgespec.chat.template import ChatTemplate
+        known = self._format
+        variables = {**known.special_tokens, **self._functions}
+        template = ChatTemplate(source, variables, known.control_tokens, known.added_tokens)
+        if not template.shows_messages():
+            raise ModelError(
+                "the chat template shows no message, so that every question would get one answer: "
+                f"give another with {setting.use_chat_template}"
+            )
+        return template
 
     def prompt(
         self,
@@ -227,14 +234,3 @@ class ChatPrompts:
             return {}
         tokens = [(mark, self._encode(mark)) for mark in marks]
         return {ids[0]: mark for mark, ids in tokens if len(ids) == 1 and not self._piece(ids[0])}
-
-
-def _compiled(source: str, chat_format: ChatFormat, functions: Mapping[str, Any]) -> ChatTemplate:
-    with extras.needed(_EXTRA, _WHY):
-        from edgespec.chat.template import ChatTemplate
-    return ChatTemplate(
-        source,
-        {**chat_format.special_tokens, **functions},
-        chat_format.control_tokens,
-        chat_format.added_tokens,
-    )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgespec.errors import ModelError, UsageError
 from edgespec.ports import Progress
-from edgespec.tools import ModelTool, load_tool
+from edgespec.tools import load_tool
 from edgespec.values import EnlargeReport
 
 
@@ -26,13 +26,9 @@ def enlarge(
     """
     if out.is_file():
         raise UsageError(f"{out} exists: name another file, or delete it")
-    return _tool_for(source).enlarge(source, out, size_bytes, progress)
-
-
-def _tool_for(source: Path) -> ModelTool:
     if not source.exists():
         raise ModelError(f"{source} does not exist: check the path of the model to enlarge")
     tool = load_tool()
     if not tool.recognises(source):
         raise ModelError(f"{source} cannot be enlarged: name a GGUF model")
-    return tool
+    return tool.enlarge(source, out, size_bytes, progress)
