@@ -229,7 +229,7 @@ MOST_LINES = {
     "paging": 1900,
     "ports": 595,
     "rules": 952,
-    "server": 2295,
+    "server": 2276,
     "session": 2464,
     "settings": 1085,
     "state": 589,

@@ -7,10 +7,10 @@ what is asked and answered are the protocols' business.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -51,13 +51,12 @@ async def complete(service: Service, door: Door, request: Request) -> Response:
                 await one.seat()
                 # refuse an invalid request now, before it waits for its turn
                 one.prepared = await one.prepare()
-                if not one.prepared[0].streams:
+                if not one.prepared.reply.streams:
                     completion = await one.begin()
                     whole = await in_thread(completion.whole, completion.cancel)
                     return JSONResponse(whole)
         one.stack = stack.pop_all()
-    silence_s = SILENCE_S if door.told is event else None
-    return StreamedAnswer(one.write, one.stack, silence_s, one.waiting)
+    return StreamedAnswer(one)
 
 
 @dataclass(slots=True)
@@ -72,17 +71,23 @@ class _OneAnswer:
     stack: AsyncExitStack
     served: ServedText | None = None
     """The loaded model; None until it is in memory."""
-    prepared: tuple[Reply, Completion] | None = None
-    """The request as it was read on arrival and its completion, which has not been started."""
-    asked: Reply | None = None
+    prepared: Completion | None = None
+    """The request as it was read on arrival, not started."""
+    reply: Reply | None = None
     """The request that is being answered, once its turn has come."""
+
+    @property
+    def silence_s(self) -> float | None:
+        """Seconds after which `waiting` is sent; None: never, as nothing may stand between lines of
+        JSON."""
+        return SILENCE_S if self.door.told is event else None
 
     def waiting(self) -> str:
         """Text for a stream in silence: the protocol's own event once the turn has come, which
         some clients count as no comment is, or a comment."""
         if self.served is None:
             return f": {self.service.host.told_progress(self.model)}\n\n"
-        told = self.asked.waiting() if self.asked else ()
+        told = self.reply.waiting() if self.reply else ()
         return "".join(map(self.door.told, told)) or COMMENT
 
     async def seat(self) -> None:
@@ -90,17 +95,17 @@ class _OneAnswer:
         using = self.service.host.using(self.model)
         self.served = await self.stack.enter_async_context(using)
 
-    async def prepare(self) -> tuple[Reply, Completion]:
-        """The validated request and its completion, not started; one at a time, to limit memory."""
+    async def prepare(self) -> Completion:
+        """The validated request, not started; one at a time, to limit memory."""
         assert self.served is not None
         completions, queue = self.served.completions, self.service.queue
         stored = [self.service.stored] if self.door.stores else []
 
-        def prepare() -> tuple[Reply, Completion] | Refusal:
+        def prepare() -> Completion | Refusal:
             try:
                 with leaving_out(self.request.state.ignored):
-                    asked = self.door.dialect(completions, *stored, decoded(self.body))
-                return asked, asked.begin(self.request.state.client)
+                    reply = self.door.dialect(completions, *stored, decoded(self.body))
+                return reply.begin(self.request.state.client)
             except Exception as error:  # noqa: BLE001 - its traceback would keep the request alive
                 return refusal_for(error, self.request.scope)
             finally:
@@ -111,7 +116,7 @@ class _OneAnswer:
         if isinstance(prepared, Refusal):
             raise prepared
         if queue.is_ending:
-            prepared[1].close()
+            prepared.close()
             raise Cancelled("the server is shutting down")
         return prepared
 
@@ -122,20 +127,20 @@ class _OneAnswer:
         """
         assert self.served is not None
         turns, max_s, stack = self.served.turns, self.service.max_s, self.stack
-        asked, completion = self.prepared or await self.prepare()
+        completion = self.prepared or await self.prepare()
         self.prepared = None
         turn = turns.turn(completion.pool_bytes)
         if turns.is_busy(completion.pool_bytes):
             completion.close()
-            del asked, completion
+            del completion
             await stack.enter_async_context(turn)
-            asked, completion = await self.prepare()
+            completion = await self.prepare()
         else:
             await stack.enter_async_context(turn)
         stack.callback(heap.trim_heap)  # a grammar may have taken megabytes
         stack.callback(completion.close)
         self.request.state.usage = completion.usage
-        self.asked = asked
+        self.reply = completion.reply
         if max_s is not None:
             loop = asyncio.get_running_loop()
             stack.callback(loop.call_later(max_s, completion.expire).cancel)
@@ -148,19 +153,17 @@ class _OneAnswer:
             if self.served is None:
                 await self.seat()
             completion = await self.begin()
-            assert self.asked is not None
-            reply = self.asked
             running = await self.stack.enter_async_context(InThread(completion.steps()))
             async for step in running:
-                for one in reply.step(step, completion):
+                for one in completion.reply.step(step, completion):
                     put(door.told(one))
-            for one in reply.end(completion):
+            for one in completion.reply.end(completion):
                 put(door.told(one))
         except Exception as error:  # noqa: BLE001 - the status is sent, so the error is an event
             refusal = refusal_for(error, scope)
             failed = [error_body(refusal, scope)]
-            if self.asked is not None:
-                failed = [*self.asked.failed(refusal, scope["state"]["request_id"])]
+            if self.reply is not None:
+                failed = [*self.reply.failed(refusal, scope["state"]["request_id"])]
             for one in failed:
                 put(door.told(one))
         finally:
@@ -169,44 +172,30 @@ class _OneAnswer:
 
 
 class StreamedAnswer(StreamingResponse):
-    """A response that is written part by part, whose headers are sent at once.
+    """A response that is written part by part, whose headers are sent at once."""
 
-    `stack` holds what the parts need, and is closed at the end of the response.
-    """
-
-    def __init__(
-        self,
-        write: Callable[[Put], Coroutine[Any, Any, None]],
-        stack: AsyncExitStack,
-        silence_s: float | None = SILENCE_S,
-        waiting: Callable[[], str] = lambda: COMMENT,
-    ) -> None:
-        """`waiting` gives what is sent after `silence_s` seconds of silence. Without them the parts
-        are lines of JSON, between which nothing may stand."""
-        kind = "application/x-ndjson" if silence_s is None else "text/event-stream"
+    def __init__(self, answer: _OneAnswer) -> None:
+        kind = "application/x-ndjson" if answer.silence_s is None else "text/event-stream"
         super().__init__(self._sent(), media_type=kind, headers=HEADERS)
+        self._answer = answer
         self._parts: asyncio.Queue[str | None] = asyncio.Queue()
-        self._write = write
-        self._stack = stack
-        self._silence_s = silence_s
-        self._waiting = waiting
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writing = asyncio.ensure_future(self._write(self._parts.put_nowait))
+        writing = asyncio.ensure_future(self._answer.write(self._parts.put_nowait))
         try:
             await super().__call__(scope, receive, send)
         finally:
             writing.cancel()
             await asyncio.wait({writing})
-            await self._stack.aclose()
+            await self._answer.stack.aclose()
 
     async def _sent(self) -> AsyncIterator[str]:
         while True:
             try:
-                async with asyncio.timeout(self._silence_s):
+                async with asyncio.timeout(self._answer.silence_s):
                     part = await self._parts.get()
             except TimeoutError:
-                part = self._waiting()
+                part = self._answer.waiting()
             if part is None:
                 return
             if part:

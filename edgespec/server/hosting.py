@@ -36,15 +36,6 @@ class _Seat:
     n_users: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class _Wish:
-    """Requests that wait for one model."""
-
-    n: int = 0
-    loading: asyncio.Task[None] | None = None
-    """Loads the model, once it is its turn."""
-
-
 class ModelHost:
     """Loads the models that are asked for, in turn."""
 
@@ -64,8 +55,8 @@ class ModelHost:
         """Number of models loaded so far."""
         self._load = load
         self._seats: dict[HostedModel, _Seat] = {}
-        self._line: dict[HostedModel, _Wish] = {}
-        """Models that are waited for, in the order in which they were asked for."""
+        self._line: dict[HostedModel, int] = {}
+        """Numbers of requests that wait for models, in the order in which these were asked for."""
         self._work: asyncio.Task[None] | None = None
         """The latest change of models."""
         self._loading: HostedModel | None = None
@@ -162,8 +153,9 @@ class ModelHost:
         """Wait until a model is in memory and first in line. Requests to one model wait together,
         so that all are answered before it leaves; those behind another one wait even if their model
         is loaded, so that nobody waits for ever. A model is loaded to the end, whoever leaves."""
-        wish = self._line.setdefault(model, _Wish())
-        wish.n += 1
+        if model not in self._line:
+            model.error = None
+        self._line[model] = self._line.get(model, 0) + 1
         try:
             while True:
                 is_first = next(iter(self._line)) is model
@@ -171,17 +163,17 @@ class ModelHost:
                     return
                 if self._is_ending:
                     raise Cancelled("the server is shutting down")
-                if wish.loading is not None and wish.loading.done():
-                    raise not_loaded(model.name, str(model.error))
+                if model.error is not None:
+                    raise not_loaded(model.name, model.error)
                 if self._work is not None and not self._work.done():
                     await asyncio.wait({self._work})
                 elif is_first and not any(seat.n_users for seat in self._leaving(model)):
-                    self._work = wish.loading = asyncio.ensure_future(self._switch(model))
+                    self._work = asyncio.ensure_future(self._switch(model))
                 else:
                     await asyncio.sleep(_LOOK_S)
         finally:
-            wish.n -= 1
-            if not wish.n:
+            self._line[model] -= 1
+            if not self._line[model]:
                 del self._line[model]
 
     def _leaving(self, model: HostedModel) -> list[_Seat]:
@@ -211,7 +203,6 @@ class ModelHost:
             told = str(error) if known else f"unexpected {type(error).__name__}: {error}"
             model.error = " ".join(told.split())
         else:
-            model.error = None
             self.n_loads += 1
             self._seats[model] = _Seat(model, served, is_beside)
         finally:

@@ -8,33 +8,51 @@ from functools import partial
 from math import isfinite
 from typing import Any
 
+from pydantic import Field
+
 from edgespec import extras
 from edgespec.completions import answers
 from edgespec.completions.answers import Answer
 from edgespec.completions.filling import FillingIn
 from edgespec.completions.protocols.answer_parts import Step
-from edgespec.completions.protocols.request_parts import RequestError
+from edgespec.completions.protocols.request_parts import ParsedRequest, RequestError, RequestPart
 from edgespec.completions.requests import CompletionRequest
 from edgespec.completions.running_request import Completion, Reply
 from edgespec.completions.service import Completions
 from edgespec.settings.parsing import MAX_BIAS
 from edgespec.values import TokenEvent
 
-_FILLS = ("input_prefix", "input_suffix", "input_extra")
-_OWN = frozenset({*_FILLS, "prompt", "return_tokens", "response_fields"})
 _STOPS = {"length": "limit", "context": "limit", "cancelled": "limit", "stop": "eos"}
+
+
+class _File(RequestPart):
+    """A further file of a request to fill in."""
+
+    text: str
+    filename: str = "file"
+
+
+class _OwnFields(ParsedRequest):
+    """Fields of requests that only llama.cpp's server has."""
+
+    prompt: Any = ""
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: list[_File] = Field(default_factory=list)
+    return_tokens: bool = False
+    response_fields: list[str] = Field(default_factory=list)
 
 
 def llama_dialect(completions: Completions, content: object, fills: bool = False) -> Reply:
     """Read a request to `/completion`, or with `fills` to `/infill`."""
     fields = as_fields(content)
-    asked = {name: value for name, value in fields.items() if name not in _OWN}
-    prompt: Any = fields.get("prompt", "")
-    filling = completions.filling
+    names = _OwnFields.model_fields.keys()
+    asked = {name: value for name, value in fields.items() if name not in names}
+    own = _OwnFields.parse({name: fields[name] for name in names & fields.keys()})
+    prompt, filling = own.prompt, completions.filling
     if fills:
-        prefix, suffix = (str(fields.get(name) or "") for name in _FILLS[:2])
-        files = [_file(file) for file in _listed(fields, "input_extra", dict)]
-        prompt = filling.prompt(prefix, suffix, files, str(prompt or ""))
+        files = [file.model_dump() for file in own.input_extra]
+        prompt = filling.prompt(own.input_prefix, own.input_suffix, files, str(prompt))
     asked |= {"prompt": _prompts(prompt, filling), "n_predict": asked.get("n_predict", -1)}
     if biases := asked.get("logit_bias"):
         asked["logit_bias"] = _biases(biases, filling)
@@ -51,8 +69,8 @@ def llama_dialect(completions: Completions, content: object, fills: bool = False
     }
     return LlamaReply(
         {"model": completions.model, "generation_settings": settings},
-        bool(fields.get("return_tokens")),
-        _listed(fields, "response_fields", str),
+        own.return_tokens,
+        own.response_fields,
         request.stream,
         partial(completions.text, request),
     )
@@ -63,13 +81,6 @@ def as_fields(content: object) -> Mapping[str, Any]:
     if not isinstance(content, Mapping):
         raise RequestError("the request must be a JSON object")
     return content
-
-
-def _file(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A further file of a request to fill in. Raises RequestError."""
-    if not all(isinstance(one, str) for one in (fields.get("filename", ""), fields.get("text"))):
-        raise RequestError("input_extra: a file has a text, and maybe a filename", "input_extra")
-    return fields
 
 
 def _prompts(given: Any, filling: FillingIn) -> Any:
@@ -103,16 +114,6 @@ def _biases(given: Any, filling: FillingIn) -> Any:
     except (TypeError, ValueError):  # no pairs, which is refused where all requests are read
         return given
     return biases
-
-
-def _listed(fields: Mapping[str, Any], name: str, kind: type) -> list[Any]:
-    """A field that lists values of a `kind`. Raises RequestError."""
-    found = fields.get(name) or []
-    if not isinstance(found, list) or not all(isinstance(one, kind) for one in found):
-        raise RequestError(
-            f"{name} must be a list of {'texts' if kind is str else 'objects'}", name
-        )
-    return found
 
 
 class LlamaReply(Reply):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,7 +25,8 @@ def streamed(*parts: str | None, pause_s: float = 0, **options) -> StreamedAnswe
 
     stack = contextlib.AsyncExitStack()
     stack.callback(lambda: ended.append("stack"))
-    return StreamedAnswer(write, stack, **options)
+    silence = {"silence_s": 5, "waiting": lambda: COMMENT}
+    return StreamedAnswer(SimpleNamespace(write=write, stack=stack, **silence | options))
 
 
 ended: list[object] = []
