@@ -156,9 +156,12 @@ class ContextChoice:
             is_tiled = self._has_prompt_tiles or sys.platform != "linux"
             n_batch = TILE_ROWS if is_tiled else LEAST_BATCH_SIZE
             choices += [(numbers[-1], n_batch)] * (n_batch < choices[-1][1])
+        # those of a recurrent draft's lines, each of which has what leads to it
+        is_recurrent_draft = request.owner == "draft" and not info.tree_capable
+        line_cells = is_recurrent_draft * MAX_LINES * 2 * MAX_LAG
         shapes = [
             contexts.ContextShape(
-                n_ctx=info.n_ctx + self._cells_of_lines,
+                n_ctx=info.n_ctx + line_cells,
                 n_batch=n_batch,
                 n_outputs=max_nodes,
                 n_branches=self._n_branches(max_nodes),
@@ -248,12 +251,6 @@ class ContextChoice:
         if self.info.tree_capable or not self.info.max_rollback:
             return min(self.info.max_branches, max_nodes)
         return min(self.info.max_branches, (max_nodes - 1) // self.info.max_rollback)
-
-    @property
-    def _cells_of_lines(self) -> int:
-        """Cells of a recurrent draft's lines, each of which has what leads to it."""
-        is_draft = self._request.owner == "draft" and not self.info.tree_capable
-        return is_draft * MAX_LINES * 2 * MAX_LAG
 
     @property
     def _rows_of_a_line(self) -> int:

@@ -281,7 +281,9 @@ class MeasuredGguf(PreparedModel):
         )
         if owner == "draft":
             return BatchNeeds(shape.n_batch, rows, max_nodes=shape.n_outputs)
-        paged = MemoryRow(owner, "embedding rows", self._embedding_bytes(shape))
+        looked_up, n_rows = (w for w in self._mapped.traced if w.looked_up), shape.largest_batch
+        sizes_of = (row_tables.bytes_for(w.entry, n_rows * w.rows_per_token) for w in looked_up)
+        paged = MemoryRow(owner, "embedding rows", sum(sizes_of))
         is_small = not self.request.batch_size and shape.n_batch < min(
             self._info.n_ctx, *BATCH_SIZES
         )
@@ -332,8 +334,3 @@ class MeasuredGguf(PreparedModel):
         # those of a pass, and of the nodes that may be committed after it
         nbytes = 4 * n_layers * width * (n_rows + shape.n_outputs)
         return (MemoryRow("target", f"features ({n_layers} layers)", nbytes),)
-
-    def _embedding_bytes(self, shape: contexts.ContextShape) -> int:
-        tables = [weight for weight in self._mapped.traced if weight.looked_up]
-        n_rows = shape.largest_batch
-        return sum(row_tables.bytes_for(w.entry, n_rows * w.rows_per_token) for w in tables)

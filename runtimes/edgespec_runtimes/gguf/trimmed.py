@@ -75,7 +75,8 @@ class PreparedTrimmed(PreparedGguf):
         needs = replace(needs, fixed=(*needs.fixed, row))
         if not self._copies or needs.resident is None:
             return needs
-        nbytes = other_bytes(self._header, self._copies)
+        others = [tensor for tensor in self._header.tensors if tensor.name not in self._copies]
+        nbytes = segment_of(others).slot_bytes
         resident = (MemoryRow(self.request.owner, "weights", nbytes), *needs.resident[1:])
         return replace(needs, resident=resident, copies=self._copies)
 
@@ -197,11 +198,6 @@ def copy_sizes(draft: GgufFile, target: GgufFile | None) -> dict[str, int]:
         and entry.name in theirs
         and entry.shape == theirs[entry.name].shape
     }
-
-
-def other_bytes(draft: GgufFile, copies: Collection[str]) -> int:
-    """Bytes of the draft's tensors besides these copies."""
-    return segment_of([entry for entry in draft.tensors if entry.name not in copies]).slot_bytes
 
 
 class SharedWeights(Closeable):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from edgespec_runtimes.gguf.context.cells import LlamaMemory
 from edgespec_runtimes.gguf.context.windows import WindowCells
@@ -76,7 +76,10 @@ class CellMoves:
         for run in (*runs, *behind):
             for sequence in run.sequences:
                 self._memory.remove(sequence, *run.range[1:])
-        were_held = [self._are_held(run) for run in (*runs, *behind)]
+        were_held = [
+            self._windows.are_held(map(self._cell_of, run.places)) if self._windows else None
+            for run in (*runs, *behind)
+        ]
         for place in (*wanted, *others):
             del self._occupants[self._cell_of(place)]
         if not wanted:
@@ -96,11 +99,6 @@ class CellMoves:
                 for cell in cells:
                     self._windows.write(cell)
                 self._windows.move(cells, held)
-
-    def _are_held(self, run: _Run) -> Any:
-        if self._windows is None:
-            return None
-        return self._windows.are_held(self._cell_of(place) for place in run.places)
 
     def _runs(self, places: Iterable[UsedCell]) -> list[_Run]:
         """`places` in runs of ascending cells, in which llama.cpp saves them."""

@@ -181,8 +181,7 @@ class Texts:
                 if other is not text and (sequence := other.spare_branch()) is not None:
                     self.memory.remove(sequence, -1, -1)
                     return sequence
-            n_branches = sum(len(other.own_sequences) for other in self.all)
-            raise UsageError(f"the trees have more than {n_branches} branches")
+            raise UsageError(f"the trees have more than {self._spare} branches")
         return self._free.pop()
 
     def clear(self) -> None:
@@ -209,7 +208,9 @@ class Texts:
             self._free_waste()
             self.top = begin
             return
-        order = self._by_text(in_use, last) if self.tile > 1 else _ascending(in_use)
+        order: list[UsedCell | None] = [in_use[cell] for cell in sorted(in_use)]
+        if self.tile > 1:
+            order = self._by_text(in_use, last)
         example = next(iter(in_use.values()))
         content = self._saved(example) if None in order else None
         self._free_waste()
@@ -246,7 +247,7 @@ class Texts:
     ) -> list[UsedCell | None]:
         """All cells in use, text by text, each from the first cell of a tile on."""
         order: list[UsedCell | None] = []
-        texts = sorted((t for t in self.all if t is not last), key=lambda t: t.first_cell)
+        texts = sorted((t for t in self.all if t is not last), key=lambda t: [*t.all_cells[:1]])
         left = dict(in_use)
         for text in (*texts, *([last] if last is not None else [])):
             # cells that it shares are the first ones of another text, too
@@ -335,7 +336,3 @@ class Texts:
         self.memory.remove(self._spare, -1, -1)
         self._waste.clear()
         self._n_filled = 0
-
-
-def _ascending(in_use: Mapping[int, UsedCell]) -> list[UsedCell | None]:
-    return [in_use[cell] for cell in sorted(in_use)]

@@ -50,10 +50,6 @@ class Branches:
     def n_committed(self) -> int:
         return len(self.cells)
 
-    @property
-    def own_sequences(self) -> Collection[int]:
-        return self._synced
-
     def extend(self, n_tokens: int) -> None:
         """Append `n_tokens` decoded tokens to the committed prefix."""
         self.cells += (self._texts.append() for _ in range(n_tokens))
@@ -175,11 +171,6 @@ class Branches:
         """The last cell in use; -1 if there is none."""
         last = self.cells[-1] if self.cells else -1
         return max(last, *self._cell_of.values()) if self._cell_of else last
-
-    @property
-    def first_cell(self) -> int:
-        """The first cell in use; a large number if there is none."""
-        return min((*self.cells[:1], *self._cell_of.values()), default=1 << 62)
 
     @property
     def all_cells(self) -> Sequence[int]:

@@ -69,7 +69,9 @@ def validate(header: GgufFile, as_draft: bool = False, embeds: bool = False) -> 
     _check_experts(header)
     _check_attention(header)
     _check_rotation(header)
-    _check_signs(header)
+    for suffix in NOT_NEGATIVE:
+        if _real(header, header.key(suffix)) < 0:
+            raise _wrong(header, f"{suffix} is negative")
     _check_tensor_types(header)
     if is_trimmed(header):
         trimmed_shape(header)
@@ -167,12 +169,6 @@ def _head_sizes(header: GgufFile) -> tuple[int, int]:
     )
 
 
-def _check_signs(header: GgufFile) -> None:
-    for suffix in NOT_NEGATIVE:
-        if _real(header, header.key(suffix)) < 0:
-            raise _wrong(header, f"{suffix} is negative")
-
-
 def _check_tensor_types(header: GgufFile) -> None:
     for tensor in header.tensors:
         if tensor.name.endswith(VECTORS) and tensor.type.name != "F32":
@@ -189,7 +185,9 @@ def _check_vocabulary(header: GgufFile, tokenizers: Sequence[str]) -> None:
             f"{header.path}: tokenizer {model!r} is not supported, only "
             f"{', '.join(tokenizers)}: name another model"
         )
-    tokens = _strings(header, "tokenizer.ggml.tokens")
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, GgufArray) or tokens.kind is not ValueType.STRING:
+        raise _wrong(header, "tokenizer.ggml.tokens is not an array of strings")
     texts = [
         text or b"[EMPTY_%d]" % token for token, text in enumerate(tokens.strings())
     ]  # llama.cpp's name for an empty token
@@ -263,13 +261,6 @@ def _real(header: GgufFile, key: str) -> float:
     if not math.isfinite(entry.value):
         raise _wrong(header, f"{key} is {entry.value}")
     return entry.value
-
-
-def _strings(header: GgufFile, key: str) -> GgufArray:
-    array = header.metadata.get(key)
-    if not isinstance(array, GgufArray) or array.kind is not ValueType.STRING:
-        raise _wrong(header, f"{key} is not an array of strings")
-    return array
 
 
 def _wrong(header: GgufFile, what: str) -> ModelError:

@@ -51,7 +51,10 @@ def replaced_import(library: str, names: Collection[str], replacement: Any) -> I
 def import_entries(library: str, names: Collection[str]) -> list[ctypes.c_uint64]:
     """The entries through which `library` calls one of `names`, to read and to write; none where
     they cannot be replaced."""
-    slots = _import_slots(library, names) if sys.platform == "linux" else []
+    link = _link_map(library) if sys.platform == "linux" else None
+    if link is None or sys.byteorder != "little" or struct.calcsize("P") != 8:
+        return []
+    slots = _slots_of(link.bias, link.dynamic, tuple(names))
     return [*map(ctypes.c_uint64.from_address, slots)] if all(map(_make_writable, slots)) else []
 
 
@@ -93,18 +96,10 @@ def _link_map(library: str) -> _LinkMap | None:
     return None if failure else found.contents
 
 
-def _import_slots(library: str, names: Collection[str]) -> list[int]:
-    """Addresses of the entries through which `library` calls `names` (ELF64, little endian)."""
-    link = _link_map(library)
-    if link is None or sys.byteorder != "little" or struct.calcsize("P") != 8:
-        return []
-    return list(_slots_of(link.bias, link.dynamic, tuple(names)))
-
-
 @functools.cache
 def _slots_of(bias: int, dynamic: int, names: Sequence[str]) -> Sequence[int]:
-    """The entries of the library that lies there; all its tables are searched once, not in every
-    pass that replaces an import."""
+    """The entries of the library that lies there (ELF64, little endian); all its tables are
+    searched once, not in every pass that replaces an import."""
     at = dynamic
     table: dict[int, int] = {}
     while any(entry := _DYN_ENTRY.unpack(_read(at, _DYN_ENTRY.size))):

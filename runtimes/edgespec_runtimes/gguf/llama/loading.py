@@ -266,7 +266,9 @@ def _place(params: Any, placement: LayerPlacement, as_stored: Sequence[str] = ()
     Without layers for them, GPUs are excluded, because llama.cpp would start their libraries.
     """
     params.n_gpu_layers = placement.n_layers
-    found = _devices(placement) if placement.n_layers else []
+    found = [rpc.devices_of(server)[0] for server in placement.servers]
+    if placement.n_layers and not found:
+        found = ggml.gpus()
     devices = (ctypes.c_void_p * (len(found) + 1))(*found)
     params.devices = ctypes.addressof(devices)
     buffers = [_BufferOverride(name.encode(), ggml.unpacked_buffer_type()) for name in as_stored]
@@ -286,12 +288,6 @@ def _place(params: Any, placement: LayerPlacement, as_stored: Sequence[str] = ()
         ).value = ctypes.addressof(overrides)
         kept_alive.append(overrides)
     return kept_alive
-
-
-def _devices(placement: LayerPlacement) -> list[int]:
-    if not placement.servers:
-        return ggml.gpus()
-    return [rpc.devices_of(server)[0] for server in placement.servers]
 
 
 def _load(

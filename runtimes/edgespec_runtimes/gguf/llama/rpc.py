@@ -58,7 +58,7 @@ def memory_of(servers: Sequence[str]) -> list[ServerMemory]:
 
 
 def _memory_of(server: str) -> ServerMemory:
-    if is_connected(server):
+    if _connections[server]:  # it serves no other connection
         calls = ServerCalls([server])
         free_bytes, _ = calls.run(lambda: ggml.memory_of(devices_of(server)[0]))
         calls.end()
@@ -126,11 +126,6 @@ def devices_of(server: str) -> list[int]:
 
 _connections: Counter[str] = Counter()
 """Number of this process's models on each server."""
-
-
-def is_connected(server: str) -> bool:
-    """True if this process has a model on the server, which then serves no other connection."""
-    return _connections[server] > 0
 
 
 def count(servers: Sequence[str], change: int) -> None:

@@ -227,7 +227,10 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
         for address in self._tables.keys() - tables.keys():
             self._tables.pop(address)[1].close()
         for address in tables.keys() - self._tables.keys():
-            self._tables[address] = tables[address], self._row_table(tables[address])
+            weight = tables[address]
+            path = self._header.paths[weight.entry.file_index]
+            rows = RowTable(weight.entry, path, self._n_batch * weight.rows_per_token)
+            self._tables[address] = weight, rows
         matmuls = map(abi.op_number, MATMULS if self._streamed or self.experts else ())
         self._ops = self._choice_ops.union((*matmuls, self._lookup_op))
 
@@ -236,11 +239,6 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
         """Addresses of the weights that are pinned as a whole."""
         groups = (group for group in self._arranged.pinned_groups if group.rows is None)
         return {weight.address for group in groups for weight in group.weights}
-
-    def _row_table(self, weight: TracedWeight) -> RowTable:
-        """The table of an embedding, or of positions, without the rows that are not used."""
-        path = self._header.paths[weight.entry.file_index]
-        return RowTable(weight.entry, path, self._n_batch * weight.rows_per_token)
 
     def _paged_experts(
         self,

@@ -22,7 +22,6 @@ from edgespec.concurrency.owning import close_all
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.paging.expert_layers import ExpertLayer, ExpertMatrix, chosen_experts
 from edgespec.paging.reader import BLOCK_BYTES
-from edgespec_runtimes.gguf.file.header import TensorEntry
 from edgespec_runtimes.gguf.kernels.expert_products import ExpertProducts
 from edgespec_runtimes.gguf.kernels.node_graph import SkippedNode
 from edgespec_runtimes.gguf.llama import abi
@@ -68,7 +67,8 @@ def mixtures(weights: Sequence[TracedWeight]) -> list[Mixture]:
             by_choice.setdefault(choice, []).append(weight)
     found = []
     for choice, stacked in by_choice.items():
-        sizes = {_n_stacked(weight.entry) for weight in stacked}
+        shapes = (weight.entry.shape for weight in stacked)
+        sizes = {shape[2] if len(shape) > 2 else 1 for shape in shapes}
         n_experts = min(sizes)
         least_bytes = min(weight.entry.nbytes for weight in stacked) // n_experts
         if len(sizes) == 1 and n_experts > choice.n_used and least_bytes >= BLOCK_BYTES:
@@ -76,10 +76,6 @@ def mixtures(weights: Sequence[TracedWeight]) -> list[Mixture]:
     if found:
         from edgespec.paging import expert_cache  # noqa: F401 - counted before the plan is made
     return found
-
-
-def _n_stacked(entry: TensorEntry) -> int:
-    return entry.shape[2] if len(entry.shape) > 2 else 1
 
 
 def expert_sizes(found: Sequence[Mixture]) -> ExpertSizes | None:

@@ -90,11 +90,6 @@ def invariant_types(header: GgufFile, on_gpu: bool) -> set[str]:
     return types
 
 
-def expert_types(header: GgufFile) -> set[str]:
-    """Types of the stacked experts of a mixture; none of another model."""
-    return {tensor.type.name for tensor in multiplied_matrices(header) if _EXPERTS in tensor.name}
-
-
 def has_prompt_tiles(header: GgufFile, attention_is_tiled: bool) -> bool:
     """True if a prompt is computed in tiles if texts are aligned with them.
 
@@ -102,7 +97,8 @@ def has_prompt_tiles(header: GgufFile, attention_is_tiled: bool) -> bool:
     rows of a batch chose an expert.
     """
     is_tiled = attention_is_tiled or not TILED_TYPES.isdisjoint(multiplied_types(header))
-    return is_tiled and TILED_TYPES.isdisjoint(expert_types(header))
+    experts = (tensor for tensor in multiplied_matrices(header) if _EXPERTS in tensor.name)
+    return is_tiled and TILED_TYPES.isdisjoint(tensor.type.name for tensor in experts)
 
 
 def multiplied_types(header: GgufFile) -> set[str]:
