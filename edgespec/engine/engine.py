@@ -476,8 +476,6 @@ class Engine(Scheduler):
         """Learn from the pass what guesses cost and brought, if it was made for `n_growing` trees
         or else for prompts."""
         pass_, report = self.pass_, self.target.last_report
-        usual_s = self.usual_pass_s
-        self.usual_pass_s = min(report.wall_s, 2 * usual_s) if usual_s else report.wall_s
         pass_.guessed = pass_.verified > 0 or pass_.draft_steps > 0
         if self.sources and not n_growing:
             self.ledger.see_prompt(replace(report, passes=1, n_tokens=pass_.n_rows), None)

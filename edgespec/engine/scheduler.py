@@ -7,26 +7,26 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from edgespec.concurrency.owning import POLL_S, Closeable, Users, close_all
-from edgespec.engine import shared_cells
 from edgespec.engine.slot import Slot, choose_slot
 from edgespec.engine.text import Text, ending
 from edgespec.errors import Cancelled, SessionClosed
 
 T = TypeVar("T")
 
-GATHERING_SHARE = 0.02
-"""Fraction of the usual pass time for which a pass waits for new texts after slots became free, as
-a text that begins later waits for a whole pass."""
+GATHERING_S = 0.003
+"""Time for which a pass waits for new texts after one began or ended, as a text that comes later
+waits for a whole pass."""
 STORING_S = 5.0
 """Longest time in which texts are stored before the thread ends."""
 
@@ -59,10 +59,8 @@ class Scheduler(Closeable):
     ) -> None:
         """At most `n_grammars` texts with grammars run at a time. `cancels` make running calls of
         models raise Cancelled soon. `close` ends the thread and then calls `release`."""
-        self.slots = slots
+        self.slots, self._info = slots, slots[0].target.info
         self.clock = clock
-        self.usual_pass_s = 0.0
-        """Expected seconds of a pass; 0 before the first."""
         self._users = users
         self._n_grammars = n_grammars
         self._cancels, self._release_models = cancels, release
@@ -107,14 +105,12 @@ class Scheduler(Closeable):
                 self._read_inbox()
                 self._end_finished()
                 self._begin_waiting()
-                if not self._is_wanted:
-                    if not self._store_block():
-                        return True
-                elif not self._gathering_s:
-                    texts = shared_cells.with_cells(self._active, self.slots)
-                    with self._passing(texts):
-                        self.step(texts)
-                    self._store_block()
+                if self._gathering_s:
+                    continue
+                if is_wanted := self._is_wanted:
+                    self._pass(self._with_cells())
+                if not self._store_block() and not is_wanted:
+                    return True
             except BaseException as error:  # noqa: BLE001 - raised to the consumers
                 self._end_all(error)
         until = self.clock() + STORING_S
@@ -126,18 +122,15 @@ class Scheduler(Closeable):
     @property
     def _gathering_s(self) -> float:
         """Seconds for which the next pass waits for texts that begin in free slots."""
-        has_room = self._active and any(slot.is_free for slot in self.slots)
-        return max(0.0, self._gathers_until - self.clock()) if has_room else 0.0
+        has_room = len(self.slots) > 1 and any(slot.is_free for slot in self.slots)
+        return max(0.0, self._gathers_until - time.monotonic()) if has_room else 0.0
 
     def _read_inbox(self) -> None:
-        """Do what the messages say; waits for one while texts are gathered."""
-        gathering_s = self._gathering_s
+        """Do what the messages say; waits for them while texts are gathered."""
         with suppress(Empty):
             while True:
+                gathering_s = self._gathering_s
                 self._inbox.get(gathering_s > 0, gathering_s)(self)
-                gathering_s = 0.0
-        if gathering_s:
-            self._gathers_until = 0.0
 
     @property
     def _is_wanted(self) -> bool:
@@ -147,13 +140,12 @@ class Scheduler(Closeable):
         in_line = {text.thread for text in self._line}
         return bool(in_line) and any(text.thread in in_line for text in self._active)
 
-    @contextmanager
-    def _passing(self, texts: Sequence[Text]) -> Iterator[None]:
-        """Context manager of a pass for `texts`, whose errors end them; delivers what came."""
+    def _pass(self, texts: Sequence[Text]) -> None:
+        """Make a pass for `texts`, whose errors end them, and deliver what came."""
         with self._lock:
             self._in_pass = texts
         try:
-            yield
+            self.step(texts)
         except Cancelled:
             for text in texts:  # a text that goes on discards the interrupted pass
                 with ending([text]):
@@ -171,15 +163,44 @@ class Scheduler(Closeable):
         """Store a block of a text that is not stored yet; False if there is none."""
         return any(slot.store_block() for slot in self.slots)
 
-    def _gather(self) -> None:
-        """Let the next pass wait for texts that begin in the free slots."""
-        if len(self.slots) > 1:
-            self._gathers_until = self.clock() + GATHERING_SHARE * self.usual_pass_s
+    def _with_cells(self) -> list[Text]:
+        """The active texts that have KV cells for a pass, the eldest first, which has all that it
+        may need, since one whole context fits.
+
+        The others rest. Where elder ones need their cells they are set back, and so the oldest kept
+        texts go.
+        """
+        n_cells, found = self._info.n_cells, list[Text]()
+        if not n_cells:
+            return [*self._active]
+        for text in self._active:
+            n_needed = self._n_cells(text.n_cells)
+            if n_needed <= n_cells:
+                found.append(text)
+            else:
+                text.slot.discard()
+                n_needed = self._n_cells(len(text.slot.committed))
+                if n_needed > n_cells:
+                    text.set_back()
+                    n_needed = 0
+            n_cells -= n_needed
+        kept = sorted((slot for slot in self.slots if slot.is_free), key=lambda slot: slot.begun)
+        for n, slot in enumerate(kept):
+            if sum(self._n_cells(len(other.committed)) for other in kept[n:]) > n_cells:
+                slot.forget()
+        return found
+
+    def _n_cells(self, n_tokens: int) -> int:
+        """Cells of a text of so many tokens, which begins with a tile if prompts are read in
+        tiles."""
+        info = self._info
+        n_cells = min(n_tokens, info.n_ctx) + info.prompt_tile
+        return min(n_cells, info.n_cells) if n_tokens else 0
 
     def _begin_waiting(self) -> None:
         """Begin texts in line as far as slots, KV cells and memory for grammars are free, and
         remove those that do not wait any longer."""
-        info, has_cells = self.slots[0].target.info, True
+        has_cells = True
         for text in [*self._line]:
             n_grammars = text.has_grammar + sum(one.has_grammar for one in self._active)
             if self._users.is_closing:
@@ -188,8 +209,10 @@ class Scheduler(Closeable):
             elif text.is_cancelled:
                 self._let_go(text, Cancelled("the generation was cancelled"))
             elif n_grammars <= self._n_grammars and any(slot.is_free for slot in self.slots):
-                has_cells = has_cells and shared_cells.suffice([*self._active, text], info)
-                if has_cells:  # nobody overtakes a text that waits for cells
+                n_needed = sum(self._n_cells(one.n_cells) for one in (*self._active, text))
+                if self._info.n_cells and n_needed > self._info.n_cells:
+                    has_cells = False  # nobody overtakes a text that waits for cells
+                if has_cells:
                     self._begin(text)
                     self._end_finished()
 
@@ -201,8 +224,7 @@ class Scheduler(Closeable):
             self._let_go(text, error)
             return
         self._line.remove(text)
-        if not self._active:
-            self._gather()
+        self._gathers_until = time.monotonic() + GATHERING_S
         text.slot.text, text.slot.begun = text, self.clock()
         self._active.append(text)
 
@@ -225,7 +247,7 @@ class Scheduler(Closeable):
             _deliver(text)
             text.slot.text = None
             self._active.remove(text)
-            self._gather()
+            self._gathers_until = time.monotonic() + GATHERING_S
         else:
             self._line.remove(text)
         text.transcript.cancel()

@@ -159,7 +159,10 @@ def furthest_behind(
     C, T = pool.cumulative[ends], pool.depth[ends]
     total_C = pool.cumulative[pool.leaves(nodes.tolist())].sum()
     share = (len(nodes) - n_texts) * C / max(total_C, 1e-9)
-    return [int(ends[np.argmax(share - T)])]
+    end = int(ends[np.argmax(share - T)])
+    while int(pool.parent[end]) in open_nodes:  # lookups hang whole branches
+        end = int(pool.parent[end])
+    return [end]
 
 
 PACERS: dict[str, Pacer] = {

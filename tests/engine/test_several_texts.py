@@ -165,7 +165,9 @@ def test_a_cancelled_text_leaves_the_others() -> None:
     assert_nothing_provisional(target, draft)
 
 
-def test_a_place_that_is_free_is_taken_before_the_next_pass() -> None:
+def test_a_place_that_is_free_is_taken_before_the_next_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The next pass began before a text that had ended could leave."""
     n_at_once = []
 
@@ -174,13 +176,11 @@ def test_a_place_that_is_free_is_taken_before_the_next_pass() -> None:
             n_at_once.append(len(parts))
             return super()._evaluate(parts)
 
-    def hour(n_tokens: int) -> PassReport:
-        return PassReport(wall_s=3600.0, n_tokens=n_tokens)
-
     def begun(token: int, n_tokens: int) -> Generation:
         return engine.ask(engine.admit(TextRequest((token,), SamplingParams(), n_tokens)))
 
-    target = Counting(LANGUAGE, N_VOCAB, n_texts=2, n_ctx=256, cost=hour)
+    target = Counting(LANGUAGE, N_VOCAB, n_texts=2, n_ctx=256)
+    monkeypatch.setattr("edgespec.engine.scheduler.GATHERING_S", 0.5)
     with Engine(target, None, EngineSettings()) as engine, ThreadPoolExecutor(1) as pool:
         first, after = begun(1, 4), begun(3, 30)
         next(first)

@@ -40,10 +40,7 @@ class DraftText:
     late: Sequence[int] = ()
     """Committed tokens that the step at the root reads."""
     damage: str | None = None
-    """Error of logits that were not finite; prevents guesses until the text is truncated to before
-    them."""
-    n_sound: int = 0
-    """Tokens that the model had read before the damage."""
+    """Error of logits that were not finite, after which the text has no more guesses."""
 
 
 class ModelSource(Source):
@@ -79,6 +76,10 @@ class ModelSource(Source):
             min(n_vocab, model.info.n_vocab) if self._rated is None else len(self._rated)
         )
         self._readings = [DraftText() for _ in range(self.n_slots)]
+
+    def begin(self, text: Text) -> None:
+        super().begin(text)
+        self._readings[text.slot.number].damage = None
 
     def n_held(self, slot: int) -> int:
         """Number of tokens that the model holds."""
@@ -129,8 +130,8 @@ class ModelSource(Source):
         return found
 
     def guess(self, pool: Pool, nodes: Sequence[int], texts: Mapping[int, Text]) -> list[int]:
-        """Evaluate `nodes`, and their ancestors that are not evaluated yet, as far as they fit; the
-        root of a text together with the tokens before it that are not read yet."""
+        """Evaluate `nodes` as far as they fit; the root of a text together with tokens before it
+        that are not read yet."""
         parts, room = [], self.model.info.max_nodes
         for number in dict.fromkeys(pool.text[list(nodes)].tolist()):
             text, late = texts[number], self._readings[number].late
@@ -213,11 +214,8 @@ class ModelSource(Source):
     def rewind(self, slot: int, n_tokens: int) -> None:
         if slot >= self.n_slots:
             return
-        reading = self._readings[slot]
-        self._said[slot], reading.late = {}, ()
+        self._said[slot], self._readings[slot].late = {}, ()
         self._truncate(slot, min(n_tokens, self.n_read(slot)))
-        if n_tokens < reading.n_sound:
-            reading.damage = None
 
     def cancel(self) -> None:
         self.model.cancel()
@@ -257,45 +255,31 @@ class ModelSource(Source):
         """
         said, sampler = self.said(text), text.sampler
         for node, row in zip(nodes, logits, strict=True):
-            key = int(pool.key[node])
+            n_ahead = root_ahead + int(pool.depth[node])
+            needs_branch = root_ahead == 0 and sampler.needs_branches
+            branch = pool.branch_tokens(node) if needs_branch else ()
+            tokens, shares = list[int](), list[float]()
             try:
-                n_ahead = root_ahead + int(pool.depth[node])
-                needs_branch = root_ahead == 0 and sampler.needs_branches
-                branch = pool.branch_tokens(node) if needs_branch else ()
-                said[key] = self._opinion(key, row[: self._n_shared], n_ahead, branch, text)
+                tokens, shares = sampler.foresee(
+                    row[: self._n_shared], self._n_candidates, n_ahead, branch, self._rated
+                )
             except ModelError as error:
-                said[key] = None
-                reading = self._readings[text.slot.number]
-                reading.damage, reading.n_sound = str(error), self.n_read(text.slot.number)
-
-    def _opinion(
-        self, key: int, logits: np.ndarray, n_ahead: int, ahead: Sequence[int], text: Text
-    ) -> Opinion | None:
-        """Guesses after the tokens `ahead` from the model's `logits` [columns] there; None if none
-        is possible.
-
-        Raises ModelError if the largest logit is not finite.
-        """
-        k = self._n_candidates
-        tokens, shares = text.sampler.foresee(logits, k, n_ahead, ahead, self._rated)
-        if not tokens:
-            return None
-        chance = min(1.0, sum(shares))
-        return Opinion(
-            self.name, tokens, shares, chance, temperature=self.temperature, is_exhaustive=True
-        )
+                self._readings[text.slot.number].damage = str(error)
+            opinion = Opinion(
+                self.name,
+                tokens,
+                shares,
+                chance=min(1.0, sum(shares)),
+                temperature=self.temperature,
+                is_exhaustive=True,
+            )
+            said[int(pool.key[node])] = opinion if tokens else None
 
     def _fitting(self, pool: Pool, nodes: Sequence[int], text: Text, room: int) -> list[int]:
-        """The first of `nodes`, and of their ancestors that are not evaluated, that fit into the
-        model's context, branches and a pass of `room` nodes."""
-        said, wanted = self.said(text), set[int]()
-        for node in nodes:
-            above = node
-            while above >= 0 and above not in wanted and int(pool.key[above]) not in said:
-                wanted.add(above)
-                above = int(pool.parent[above])
-        cells = self.room(text.slot.number) - len(said)
-        fitting = sorted(wanted)[: max(0, min(cells, room))]
+        """The first of `nodes` that fit into the model's context, branches and a pass of `room`
+        nodes."""
+        cells = self.room(text.slot.number) - len(self.said(text))
+        fitting = [*nodes][: max(0, min(cells, room))]
         done = self._within(pool, pool.root[text.slot.number], text)
         while fitting and len(pool.leaves([*done, *fitting])) > self._slot_branches:
             fitting.pop()
