@@ -10,9 +10,9 @@ import threading
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -108,7 +108,9 @@ class Scheduler(Closeable):
                 if self._gathering_s:
                     continue
                 if is_wanted := self._is_wanted:
-                    self._pass(self._with_cells())
+                    texts = self._with_cells()
+                    with self._passing(texts):
+                        self.step(texts)
                 if not self._store_block() and not is_wanted:
                     return True
             except BaseException as error:  # noqa: BLE001 - raised to the consumers
@@ -140,12 +142,13 @@ class Scheduler(Closeable):
         in_line = {text.thread for text in self._line}
         return bool(in_line) and any(text.thread in in_line for text in self._active)
 
-    def _pass(self, texts: Sequence[Text]) -> None:
-        """Make a pass for `texts`, whose errors end them, and deliver what came."""
+    @contextmanager
+    def _passing(self, texts: Sequence[Text]) -> Iterator[None]:
+        """Context manager of a pass for `texts`, whose errors end them; delivers what came."""
         with self._lock:
             self._in_pass = texts
         try:
-            self.step(texts)
+            yield
         except Cancelled:
             for text in texts:  # a text that goes on discards the interrupted pass
                 with ending([text]):
