@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import zip_longest
 from operator import itemgetter
 from pathlib import Path
 
@@ -258,25 +257,17 @@ def check_head(settings: LoadSettings, target: PreparedModel, head: PreparedMode
 
 
 def check_pair(target: PreparedModel, draft: PreparedModel) -> None:
-    """Raise PairError at the first token id that has different text in the two models."""
-    if draft.vocabulary_fingerprint is not None:
-        if registry.vocabulary_fingerprint(target.tokens()) != draft.vocabulary_fingerprint:
-            raise PairError(
-                f"{draft.info.name} was made from a model with another vocabulary than "
-                f"{target.info.name}: make a draft from this target (edgespec models draft)"
-            )
-        return
-    for token, (left, right) in enumerate(zip_longest(target.tokens(), draft.tokens())):
-        if left != right:
-            raise PairError(
-                f"draft and target have different vocabularies: token {token} is {_shown(left)} "
-                f"in {target.info.name} and {_shown(right)} in {draft.info.name}: "
-                "choose a draft of the target's family"
-            )
-
-
-def _shown(token: bytes | None) -> str:
-    return "missing" if token is None else repr(token.decode(errors="replace"))
+    """Raise PairError for models with different vocabularies."""
+    tokens, made_for = target.tokens(), draft.vocabulary_fingerprint
+    if made_for is not None:
+        is_same = registry.vocabulary_fingerprint(tokens) == made_for
+    else:
+        is_same = [*tokens] == [*draft.tokens()]
+    if not is_same:
+        raise PairError(
+            f"{draft.info.name} has another vocabulary than {target.info.name}: choose a draft of "
+            "the target's family, or make one from the target (edgespec models draft)"
+        )
 
 
 def target_request(settings: LoadSettings, runtime: Runtime, budget_bytes: int) -> ModelRequest:
