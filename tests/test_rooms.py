@@ -230,7 +230,7 @@ MOST_LINES = {
     "ports": 595,
     "rules": 955,
     "server": 2276,
-    "session": 2464,
+    "session": 2455,
     "settings": 1085,
     "state": 589,
 }
