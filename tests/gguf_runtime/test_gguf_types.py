@@ -21,8 +21,11 @@ from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.kernels.invariant_kernels import HALF
 from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.model import GgufModel
-from edgespec_runtimes.gguf.weights.packing import packed_matrices, placement_as_stored
-from edgespec_runtimes.gguf.weights.rounding import multiplied_types
+from edgespec_runtimes.gguf.weights.packing import (
+    multiplied_types,
+    packed_matrices,
+    placement_as_stored,
+)
 from one_tree import ROOT, OneTree
 from paging_contract import load_paged, one_by_one
 from port_calls import evaluate, prefill

@@ -15,7 +15,7 @@ from edgespec.registry import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.options import GgufOptions
-from edgespec_runtimes.gguf.weights.rounding import rounding_notes
+from edgespec_runtimes.gguf.weights.packing import rounding_notes
 from gguf_files import TYPE_CODES, Tensor, tiny_llama
 from session_cases import PLAN
 from zoo_files import write_model
@@ -70,7 +70,7 @@ def test_turns_of_a_hybrid_with_k_quants_are_told(
     with closing(runtime.prepare(request)) as prepared:
         assert not [note for note in prepared.notes(PAGED) if "a further turn may differ" in note]
         monkeypatch.setattr(
-            "edgespec_runtimes.gguf.weights.rounding.TILED_TYPES", frozenset({"Q8_0"})
+            "edgespec_runtimes.gguf.weights.packing.TILED_TYPES", frozenset({"Q8_0"})
         )
         assert [note for note in prepared.notes(PAGED) if "a further turn may differ" in note]
 

@@ -22,7 +22,7 @@ from edgespec_runtimes.gguf.kernels.invariant_kernels import (
 )
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.options import GgufOptions
-from edgespec_runtimes.gguf.weights.rounding import (
+from edgespec_runtimes.gguf.weights.packing import (
     LEAST_BATCH_SIZE,
     has_prompt_tiles,
 )

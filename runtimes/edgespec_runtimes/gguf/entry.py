@@ -29,8 +29,7 @@ from edgespec_runtimes.gguf.file.header import (
     is_gguf,
     read_header,
 )
-from edgespec_runtimes.gguf.file.heads import is_head
-from edgespec_runtimes.gguf.file.mtp import N_LAYERS, can_guess, has_layers
+from edgespec_runtimes.gguf.file.heads import N_LAYERS, can_guess, has_layers, is_head
 from edgespec_runtimes.gguf.file.trimmed_header import is_trimmed
 from edgespec_runtimes.gguf.file.validation import validate
 from edgespec_runtimes.gguf.llama import ggml, gpu, loading, rpc

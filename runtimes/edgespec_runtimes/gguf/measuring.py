@@ -26,8 +26,7 @@ from edgespec_runtimes.gguf.context_choice import BATCH_SIZES, ContextChoice
 from edgespec_runtimes.gguf.feature_tap import gives_inputs
 from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.header import GgufFile
-from edgespec_runtimes.gguf.file.heads import is_head
-from edgespec_runtimes.gguf.file.mtp import can_guess, skipped
+from edgespec_runtimes.gguf.file.heads import can_guess, is_head, skipped
 from edgespec_runtimes.gguf.kernels.invariant_kernels import (
     CELLS_ROUNDED_TO,
     MIN_TILED_BATCH,
@@ -46,9 +45,8 @@ from edgespec_runtimes.gguf.weights.offloading import (
     place_layers,
     to_servers,
 )
-from edgespec_runtimes.gguf.weights.packing import packed_matrices
+from edgespec_runtimes.gguf.weights.packing import invariant_types, packed_matrices, turn_notes
 from edgespec_runtimes.gguf.weights.paged_experts import expert_sizes
-from edgespec_runtimes.gguf.weights.rounding import invariant_types, turn_notes
 
 ID_STEP_BYTES = 64 << 10
 """Rounding step of the size of a model without weights and tokenizer: malloc's count differs by a

@@ -18,7 +18,7 @@ from edgespec.registry import without_padding
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.context.prompt_buffers import PromptBuffers
 from edgespec_runtimes.gguf.file.header import GgufFile
-from edgespec_runtimes.gguf.file.mtp import has_layers, obstacle
+from edgespec_runtimes.gguf.file.heads import has_layers, obstacle
 from edgespec_runtimes.gguf.kernels.invariant_kernels import can_replace_products
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.token_ids import NoTexts
@@ -26,12 +26,12 @@ from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.measuring import MeasuredGguf
 from edgespec_runtimes.gguf.model import GgufModel, Opening
 from edgespec_runtimes.gguf.weights.nested import NestedWeights
-from edgespec_runtimes.gguf.weights.packing import placement_as_stored
-from edgespec_runtimes.gguf.weights.paged import PagedWeights, load_paged
-from edgespec_runtimes.gguf.weights.rounding import (
+from edgespec_runtimes.gguf.weights.packing import (
+    placement_as_stored,
     rounding_notes,
     turn_notes,
 )
+from edgespec_runtimes.gguf.weights.paged import PagedWeights, load_paged
 
 
 class PreparedGguf(MeasuredGguf):

@@ -25,8 +25,13 @@ from edgespec_runtimes.gguf.borrowed import (
 )
 from edgespec_runtimes.gguf.context.contexts import ContextShape
 from edgespec_runtimes.gguf.file.header import GgufFile, read_header
-from edgespec_runtimes.gguf.file.heads import HeadShape, head_shape, missing_matrices
-from edgespec_runtimes.gguf.file.mtp import own_part, own_shape
+from edgespec_runtimes.gguf.file.heads import (
+    HeadShape,
+    head_shape,
+    missing_matrices,
+    own_part,
+    own_shape,
+)
 from edgespec_runtimes.gguf.head import GgufHead, GgufOwnHead, HiddenStateReader
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.model import GgufModel, Opening

@@ -17,8 +17,14 @@ from edgespec.values import (
 )
 from edgespec_runtimes.gguf.file.chat_format import TEMPLATE, recommended_sampling
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile
-from edgespec_runtimes.gguf.file.heads import is_head, missing_matrices, read_states
-from edgespec_runtimes.gguf.file.mtp import N_LAYERS, has_layers, obstacle
+from edgespec_runtimes.gguf.file.heads import (
+    N_LAYERS,
+    has_layers,
+    is_head,
+    missing_matrices,
+    obstacle,
+    read_states,
+)
 from edgespec_runtimes.gguf.file.trimmed_header import is_trimmed, trimmed_shape
 
 
