@@ -25,7 +25,7 @@ from edgespec.rules.sampling import SamplingParams
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context import contexts
-from edgespec_runtimes.gguf.file import mtp
+from edgespec_runtimes.gguf.file import heads
 from edgespec_runtimes.gguf.file.architectures import ARCHITECTURES
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.head import GgufOwnHead
@@ -239,14 +239,14 @@ def test_the_layer_is_the_draft_s_memory(good: Path) -> None:
     settings = LoadSettings(model=good, draft=good, memory_budget="8GiB")
     rows = {(row.owner, row.what): row.nbytes for row in edgespec.plan(settings).rows}
     header = read_header(good)
-    n_bytes = sum(tensor.nbytes for tensor in mtp.own_shape(header).own)
+    n_bytes = sum(tensor.nbytes for tensor in heads.own_shape(header).own)
     assert n_bytes <= rows["draft", "layer for guessing (MTP)"] < n_bytes + (64 << 10)
     output = header.tensors_by_name["output.weight"].nbytes
     assert rows["draft", "copy of the target's output"] >= output
     assert rows["target", "features (1 layers)"] > 0
     alone = edgespec.plan(LoadSettings(model=good, memory_budget="8GiB"))
     assert not any("features" in row.what or row.owner == "draft" for row in alone.rows)
-    skipped = sum(header.tensors_by_name[name].nbytes for name in mtp.skipped(header))
+    skipped = sum(header.tensors_by_name[name].nbytes for name in heads.skipped(header))
     (weights,) = (row.nbytes for row in alone.rows if row.what == "weights")
     assert weights < header.weight_bytes - skipped // 2
 
@@ -307,8 +307,8 @@ def test_a_missing_tensor_is_named_before_llama_cpp_ends_the_process(
 ) -> None:
     header = read_header(plain)
     tensors = tuple(t for t in header.tensors if t.name != f"blk.7.{name}.weight")
-    assert name in str(mtp.obstacle(dataclasses.replace(header, tensors=tensors)))
-    assert mtp.obstacle(header) is None
+    assert name in str(heads.obstacle(dataclasses.replace(header, tensors=tensors)))
+    assert heads.obstacle(header) is None
 
 
 @pytest.mark.slow
