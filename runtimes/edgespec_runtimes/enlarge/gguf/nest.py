@@ -61,7 +61,7 @@ class LowerParts:
         alignment = pack_pair("general.alignment", ALIGNMENT)
         pair = pack_pair(PAIR, secrets.token_hex())
         pairs = [pack_pair(_ARCHITECTURE, "edgespec-lower-parts"), alignment, pair]
-        sums_bytes = 16 * sum(one.nbytes for one in header.tensors) // SUMMED_BYTES
+        sums_bytes = 8 * sum(one.nbytes for one in header.tensors) // SUMMED_BYTES
         self.model = NewModel(
             [*pairs, pack_pair(SUMS, _NO_DIGEST.decode())], described, ALIGNMENT, sums_bytes
         )

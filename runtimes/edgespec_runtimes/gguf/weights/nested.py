@@ -97,10 +97,10 @@ def _sizes(header: GgufFile, kind: str) -> NestedSizes:
 
 
 def checksums(raw: bytes | memoryview) -> np.ndarray:
-    """Sums of the whole blocks of some bytes, as numbers of 64 bits."""
+    """Checksums of 32 bits of the whole blocks of some bytes."""
     raw = raw[: len(raw) - len(raw) % SUMMED_BYTES]
-    sums: np.ndarray = np.frombuffer(raw, np.uint64).reshape(-1, SUMMED_BYTES // 8).sum(1)
-    return sums
+    sums = np.frombuffer(raw, np.uint64).reshape(-1, SUMMED_BYTES // 8).sum(1)
+    return (sums ^ sums >> np.uint64(32)).astype(np.uint32)
 
 
 class CheckedReader(Closeable):
@@ -148,7 +148,7 @@ def _opened_lower(draft: GgufFile, target: GgufFile) -> tuple[GgufFile, np.ndarr
     if not is_pair or source != draft.text(SOURCE):
         what = target.path if is_pair else path
         raise ModelError(f"{what} is not the file that {draft.path} was made with: {MAKE_AGAIN}")
-    both, n_blocks = np.frombuffer(sums, np.uint64), end // SUMMED_BYTES
+    both, n_blocks = np.frombuffer(sums, np.uint32), end // SUMMED_BYTES
     return lower, both[:n_blocks], both[n_blocks:]
 
 
