@@ -100,7 +100,8 @@ def checksums(raw: bytes | memoryview) -> np.ndarray:
     """Checksums of 32 bits of the whole blocks of some bytes."""
     raw = raw[: len(raw) - len(raw) % SUMMED_BYTES]
     sums = np.frombuffer(raw, np.uint64).reshape(-1, SUMMED_BYTES // 8).sum(1)
-    return (sums ^ sums >> np.uint64(32)).astype(np.uint32)
+    folded: np.ndarray = sums ^ sums >> np.uint64(32)
+    return folded.astype(np.uint32)
 
 
 class CheckedReader(Closeable):
