@@ -112,22 +112,22 @@ class RowBatch:
         """Embeddings of rows, to be written: float32 [n_rows, n_values]."""
         # embeddings have positions in each of the sections that some models rotate
         self._n_sections = _N_SECTIONS if n_values else 1
-        self._tokens = np.zeros(n_rows, np.int32)
-        self._positions = np.zeros(self._n_sections * n_rows, np.int32)
-        self._ids = np.zeros((n_rows, n_sequences), np.int32)
-        self._ids_of_row = self._ids.ctypes.data + 4 * n_sequences * np.arange(n_rows)
-        self._n_ids = np.zeros(n_rows, np.int32)
-        self._logits = np.zeros(n_rows, np.int8)
+        number: Any = ctypes.c_int32
+        self._tokens = (number * n_rows)()
+        self._positions = (number * (self._n_sections * n_rows))()
+        self._ids = (number * n_sequences * n_rows)()
+        self._ids_of_row = (ctypes.c_void_p * n_rows)(*map(ctypes.addressof, self._ids))
+        self._n_ids = (number * n_rows)()
+        self._logits: Any = (ctypes.c_int8 * n_rows)()
         self.raw: Any = lib.llama_batch()
         for name, array in (
-            ("embd", self.embeddings) if n_values else ("token", self._tokens),
+            ("embd", self.embeddings.ctypes.data) if n_values else ("token", self._tokens),
             ("pos", self._positions),
             ("n_seq_id", self._n_ids),
             ("seq_id", self._ids_of_row),
             ("logits", self._logits),
         ):
-            pointer = type(getattr(self.raw, name))
-            setattr(self.raw, name, ctypes.cast(array.ctypes.data, pointer))
+            setattr(self.raw, name, ctypes.cast(array, type(getattr(self.raw, name))))
 
     def fill(self, rows: Rows, with_logits: Collection[int]) -> None:
         """Set the batch to `rows`; `with_logits` has the indices of rows that need logits."""
@@ -136,6 +136,5 @@ class RowBatch:
         self._positions[: n * self._n_sections] = rows.positions * self._n_sections
         for row, ids in enumerate(rows.sequences):
             self._n_ids[row] = len(ids)
-            self._ids[row, : len(ids)] = ids
-        self._logits[:n] = 0
-        self._logits[[*with_logits]] = 1
+            self._ids[row][: len(ids)] = ids
+        self._logits[:n] = [row in with_logits for row in range(n)]
