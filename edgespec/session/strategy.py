@@ -49,8 +49,8 @@ class Guessing(NamedTuple):
 
 
 ALONE = Guessing((1.0, 1.0), 0, 1.0)
-LOOKUPS = Guessing((1.05, 1.2), 0, 1.0)
-"""A target that pages alone: text that repeats nothing yields 1.05 to 1.2 tokens a pass
+LOOKUP_TOKENS = 1.05
+"""Tokens a pass of a target that guesses from its text, where that repeats nothing: 1.05 to 1.2
 (Qwen2.5-Coder-1.5B)."""
 USUAL = Guessing((2.5, 4.5), 3, 2.2)
 """A draft that has not run yet: the head of smollm2 on conversation and code (decision 0084), and
@@ -177,9 +177,9 @@ def buffer_bytes(plan: MemoryPlan) -> int:
 # Candidates
 
 
-def alone(plan: MemoryPlan, weight_bytes: int, looks_up: bool = False) -> Strategy:
-    """A target without a draft, which guesses from its text if it `looks_up` and pages."""
-    return Strategy(plan, weight_bytes, LOOKUPS if looks_up and plan.paged else ALONE)
+def alone(plan: MemoryPlan, weight_bytes: int) -> Strategy:
+    """A target that nothing guesses for."""
+    return Strategy(plan, weight_bytes, ALONE)
 
 
 def beside(plan: MemoryPlan, weight_bytes: int, draft: str, file_bytes: int) -> Strategy:
@@ -274,13 +274,13 @@ def best_plan(
     A target that `may_look_up` guesses from its text if it pages and passes read little more.
     """
     few_first = sorted(plans, key=lambda one: one.max_nodes)
+    if may_look_up:
+        without, guessing = few_first[0], few_first[-1]
+        most = LOOKUP_TOKENS * without.bytes_per_pass
+        return guessing if guessing.paged and guessing.bytes_per_pass <= most else without
     ordered = [one for one in few_first if not one.paged]
     ordered += [one for one in reversed(few_first) if one.paged]
-    if may_look_up:
-        best = choose((alone(one, 0, one is not few_first[0]) for one in ordered), speed)
-    else:
-        trees = (Strategy(one, n_texts=n_texts) for one in ordered)
-        best = choose(trees, speed, LARGER_TREE_COST)
+    best = choose((Strategy(one, n_texts=n_texts) for one in ordered), speed, LARGER_TREE_COST)
     assert best is not None
     return best.plan
 

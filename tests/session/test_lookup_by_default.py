@@ -41,14 +41,10 @@ def planned(budget: int | str, **rules: bool) -> MemoryPlan:
     return edgespec.plan(load_settings(budget), EngineSettings(**rules))
 
 
-def guessing(tokens: float) -> strategy.Guessing:
-    return strategy.LOOKUPS._replace(tokens=(tokens, tokens))
-
-
 @pytest.fixture
 def _room_for_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers for guesses may have half of a model of 5 MiB."""
-    monkeypatch.setattr(strategy, "LOOKUPS", guessing(2.0))
+    monkeypatch.setattr(strategy, "LOOKUP_TOKENS", 2.0)
 
 
 @functools.cache
@@ -88,7 +84,7 @@ def test_limits_of_guesses_need_no_draft() -> None:
 def test_the_smallest_budget_still_works(monkeypatch: pytest.MonkeyPatch) -> None:
     budget = least()
     assert planned(budget).paged
-    monkeypatch.setattr(strategy, "LOOKUPS", guessing(0.0))  # their buffers would take too much
+    monkeypatch.setattr(strategy, "LOOKUP_TOKENS", 0.0)  # their buffers would take too much
     assert planned(budget).paged and planned(budget).max_nodes == 1
 
 
@@ -98,7 +94,7 @@ def test_both_plans_are_made_from_one_reading(
     most_for_lookups: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     budget, read = least() + MIB // 2, []
-    monkeypatch.setattr(strategy, "LOOKUPS", guessing(most_for_lookups))
+    monkeypatch.setattr(strategy, "LOOKUP_TOKENS", most_for_lookups)
     monkeypatch.setattr(entry, "read_header", lambda path: read.append(path) or read_header(path))
     assert planned(budget).max_nodes > 1 or not most_for_lookups
     assert len(read) == 1
