@@ -25,13 +25,13 @@ from edgespec.settings.base import HIDDEN, Flag, Settings
 from edgespec.settings.options import RuntimeOptions, declared, option_names
 from edgespec.settings.parsing import (
     MAX_BIAS,
+    MAX_TEXTS,
     biases,
     budget,
     checked_biases,
     disk_size,
     draft_named,
     rate,
-    texts_at_once,
 )
 from edgespec.settings.rule_names import FallbackName, PacerName
 from edgespec.settings.units import auto_bounds
@@ -111,7 +111,8 @@ class LoadSettings(Settings):
     """Prompt tokens per pass, 64 at least, 128 with several texts at once. Default:
     planned."""
     n_parallel: Annotated[
-        int | Literal["auto"], Flag(metavar="N", short="-np"), BeforeValidator(texts_at_once)
+        Annotated[int, Field(ge=1, le=MAX_TEXTS)] | Literal["auto"],
+        Flag(metavar="N", short="-np"),
     ] = 1
     """Texts that are generated at once, in shared passes, or auto for as many as the budget
     affords; `serve` takes no more than leave a single text as fast as with 1. Others wait in

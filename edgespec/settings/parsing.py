@@ -1,4 +1,4 @@
-"""Turns settings as they are written into values: budgets, biases, numbers of texts.
+"""Turns settings as they are written into values: budgets, biases.
 
 Values that depend on the machine stay text.
 """
@@ -101,18 +101,6 @@ def checked_biases(given: Mapping[int, float]) -> Mapping[int, float]:
                 f"{MAX_BIAS:,.0f}, down to as much",
             )
     return given
-
-
-def texts_at_once(value: object) -> object:
-    """`auto` stays: what the budget affords depends on the models."""
-    text = str(value).strip().lower()
-    if text == "auto":
-        return text
-    if text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_TEXTS:
-        return int(text)
-    raise PydanticCustomError(
-        "texts_at_once", f"it must be auto, or a whole number from 1 to {MAX_TEXTS}"
-    )
 
 
 def draft_named(value: object) -> object:

@@ -83,7 +83,7 @@ def test_a_budget_is_bytes_unless_it_depends_on_the_machine(given: Any, kept: An
         ({"model": "m", "cache_type_v": "q8_0", "flash_attn": "off"}, "needs flash attention"),
         ({"model": "m", "threads": True}, "--threads: it must not be true"),
         ({"model": "m", "batch_size": 1 << 63}, "--batch-size 9223372036854775808: it must be"),
-        ({"model": "m", "n_parallel": 0}, "--parallel 0: it must be auto, or a whole number from"),
+        ({"model": "m", "n_parallel": 0}, "--parallel 0: it must be greater than or equal to 1"),
     ],
 )
 def test_load_settings_refuse(settings: dict[str, Any], message: str):
