@@ -1,4 +1,4 @@
-"""Calls of tools that were read from a text, and the JSON that they are made of."""
+"""Calls of tools that were read from a text, and the values that they are made of."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
+
+from edgespec.grammar.schemas import pointed_to
 
 Parameters = Mapping[str, Any] | None
 """JSON schema of a tool's arguments; None if it is unknown."""
@@ -25,6 +27,10 @@ _CONTROL, _STRING = re.compile(r"[\0-\x1f]"), re.compile(r'"(?:[^"\\]|\\.)*"?', 
 """Characters that JSON escapes in strings, and a string, which may lack its end."""
 _LONGEST_MARK = 20
 """Characters at the end of a text in which a mark behind a call may begin."""
+_KINDS: tuple[tuple[type, str], ...] = (
+    *((type(None), "null"), (bool, "boolean"), (int, "integer"), (float, "number")),
+    *((str, "string"), (list, "array"), (dict, "object")),
+)
 _LONGEST_WORD = 9
 """Most characters of a word, a number's sign or an escape that the end of a text cuts in two."""
 
@@ -112,12 +118,13 @@ def json_at(text: str, at: int, is_last: bool) -> tuple[Any, int] | None:
         return None
 
 
-def is_json(text: str) -> bool:
-    try:
-        json.loads(text, parse_constant=no_number)
-    except (ValueError, RecursionError):
-        return False
-    return True
+def completed(arguments: str) -> str | None:
+    """The JSON with the brackets that it lacks at its end; None if that is not what it lacks."""
+    for ending in ("", "}", "]}"):
+        with suppress(ValueError, RecursionError):
+            json.loads(arguments + ending, parse_constant=no_number)
+            return arguments + ending
+    return None
 
 
 def lenient(text: str) -> Any:
@@ -129,6 +136,46 @@ def lenient(text: str) -> Any:
         return python_value(ast.parse(python_source(text.strip()), mode="eval").body)
     except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
         raise ValueError("no JSON, nor Python") from error
+
+
+def typed_value(text: str, name: str, parameters: Parameters) -> Any:
+    """The value that plain text is for the parameter `name`: text where a string is expected.
+
+    Without a schema, and where it allows strings and others, text that is JSON for something else
+    is that.
+    """
+    properties = (parameters or {}).get("properties")
+    schema = properties.get(name) if isinstance(properties, Mapping) else None
+    kinds = _types_of(schema, parameters or {}) or {"string", *(kind for _, kind in _KINDS)}
+    try:
+        if kinds == {"string"}:
+            return text
+        if "string" not in kinds:
+            return lenient(text)
+        value = json.loads(text, parse_constant=no_number)
+    except (ValueError, RecursionError):
+        return text
+    return text if isinstance(value, str) or _kind(value) not in kinds else value
+
+
+def _types_of(schema: Any, root: Mapping[str, Any], n_references: int = 20) -> set[str]:
+    """JSON types that a schema allows; empty if it does not say."""
+    if not isinstance(schema, Mapping) or not n_references:
+        return set()
+    if "$ref" in schema:
+        return _types_of(pointed_to(root, schema["$ref"]), root, n_references - 1)
+    kind = schema.get("type")
+    if isinstance(kind, str | list):
+        return {one for one in ([kind] if isinstance(kind, str) else kind) if isinstance(one, str)}
+    if "const" in schema or isinstance(schema.get("enum"), list):
+        return {_kind(value) for value in schema.get("enum") or [schema.get("const")]}
+    several = schema.get("anyOf", schema.get("oneOf"))
+    found = [_types_of(one, root) for one in several] if isinstance(several, list) else []
+    return set().union(*found) if all(found) else set()
+
+
+def _kind(value: Any) -> str:
+    return next(kind for of, kind in _KINDS if isinstance(value, of))
 
 
 def python_source(text: str) -> str:

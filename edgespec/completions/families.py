@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 from edgespec.chat.call_marks import BLOCKS, END, OPENERS
-from edgespec.completions.argument_types import typed_value
 from edgespec.completions.calls import (
     Parameters,
     Reading,
@@ -27,6 +26,7 @@ from edgespec.completions.calls import (
     no_call,
     python_source,
     python_value,
+    typed_value,
     written,
 )
 
@@ -72,8 +72,6 @@ _PYTHON_ENDS = ("<|tool_call_end|>", "<|python_end|>", "</function_calls>")
 """End marks of blocks of calls in Python: LFM2's, Llama 4's, OLMo 3's."""
 _PYTHON_HEAD = re.compile(r"\[?\s*(?P<name>[\w.]*)(?P<bracket>\(?)")
 """Beginning of a list of calls, or of the first call."""
-_BRACKETS = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|['"\[\](){}]""", re.DOTALL)
-"""Python's strings and brackets."""
 _GEMMA_QUOTE, _GEMMA_END = '<|"|>', "<tool_call|>"
 _BARE_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"]+)(\s*:)")
 
@@ -217,16 +215,17 @@ class CallReader:
             return no_call(is_last or not is_begun or head.end() < len(text))
         if head["name"] not in self._tools:
             return None
-        end = _list_end(text, at) if end_mark is None else text.find(end_mark, at)
+        end = text.find(end_mark, at) if end_mark else -1
         if end < 0:
             no_call(is_last)
-            end = len(text)
+            end = len(text) if end_mark else text.rfind("]") + 1
         try:
             lines = ast.parse(python_source(text[at:end].strip())).body
             calls = [_python_call(node) for line in lines for node in _elements(line)]
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
             return None
-        return Reading(calls, end) if all(call.name in self._tools for call in calls) else None
+        are_known = bool(calls) and all(call.name in self._tools for call in calls)
+        return Reading(calls, end) if are_known else None
 
 
 def _stands_in(mark: str, template: str) -> bool:
@@ -293,18 +292,6 @@ def _call(value: Any, may_lack_arguments: bool) -> ToolCall | None:
     if "arguments" not in value and ("description" in value or is_schema):
         return None
     return ToolCall(name, arguments if isinstance(arguments, str) else written(arguments))
-
-
-def _list_end(text: str, at: int) -> int:
-    """The index behind the list at `at`; -1 if it does not end."""
-    depth = 0
-    for found in _BRACKETS.finditer(text, at):
-        depth += (found[0] in "[({") - (found[0] in "])}")
-        if depth == 0:
-            return found.end()
-        if found[0] in ("'", '"'):
-            break
-    return -1
 
 
 def _elements(line: ast.stmt) -> Sequence[ast.expr]:

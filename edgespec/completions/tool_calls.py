@@ -18,7 +18,7 @@ from edgespec.completions.calls import (
     ToolCall,
     UnfinishedCall,
     begun_call,
-    is_json,
+    completed,
 )
 from edgespec.completions.families import FENCE, FENCE_BEGIN, FENCE_BEGUN, CallReader
 
@@ -143,10 +143,9 @@ class CallSplitter:
 
     def _add(self, reading: Reading, end_marks: list[str]) -> None:
         calls = reading.calls
-        if len(calls) == 1 and (one := begun_call(self._held[: reading.end], self._optional)):
-            # its arguments may have been told as they were written
-            endings = (ending for ending in ("", "}", "]}") if is_json(one.arguments + ending))
-            calls = [ToolCall(one.name, one.arguments + end) for end in endings][:1] or calls
+        begun = begun_call(self._held[: reading.end], self._optional)
+        if begun and len(calls) == 1 and (arguments := completed(begun.arguments)):
+            calls = [ToolCall(begun.name, arguments)]  # as they were told while it was written
         self.calls += calls
         self._held, self._drops_blanks = self._held[reading.end :], True
         self._told = ""
