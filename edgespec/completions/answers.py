@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from edgespec.values import FinishReason, GenerationResult, TokenEvent
@@ -98,22 +99,18 @@ def chat_logprobs(events: Iterable[TokenEvent], piece_of: PieceOf) -> Answer | N
 
 def text_logprobs(events: Iterable[TokenEvent], piece_of: PieceOf, offset: int) -> Answer | None:
     """Log probabilities of a text choice as parallel lists; None if none were requested."""
-    logged = [(event, event.logprobs) for event in events if event.logprobs is not None]
-    if not logged:
-        return None
-    offsets = []
-    for event, _ in logged:
-        offsets.append(offset)
-        offset += len(_text(piece_of(event.token)))
-    return {
-        "tokens": [_text(piece_of(event.token)) for event, _ in logged],
+    logged = [(event.token, event.logprobs) for event in events if event.logprobs is not None]
+    tokens = [_text(piece_of(token)) for token, _ in logged]
+    told: Answer = {
+        "tokens": tokens,
         "token_logprobs": [logprobs.logprob for _, logprobs in logged],
         "top_logprobs": [
             {_text(piece_of(token)): value for token, value in logprobs.top}
             for _, logprobs in logged
         ],
-        "text_offset": offsets,
+        "text_offset": [*accumulate(map(len, tokens), initial=offset)][:-1],
     }
+    return told if logged else None
 
 
 def _named(token: int, logprob: float, piece_of: PieceOf) -> Answer:

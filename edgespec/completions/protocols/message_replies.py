@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,7 +30,9 @@ _DELTAS = {
     "text": ("text_delta", "text"),
     "call": ("input_json_delta", "partial_json"),
 }
-_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"} | {
+    "context": "model_context_window_exceeded"
+}
 _NULLS = {
     "message": ("container", "stop_details"),
     "usage": ("cache_creation", "inference_geo", "server_tool_use"),
@@ -124,21 +127,19 @@ def _block(part: AnswerPart, signature: str = _SIGNATURE) -> Answer:
 
 def _arguments(text: str) -> Any:
     """The arguments as an object; of a call that was cut off, none."""
-    try:
-        found = json.loads(text) if text else {}
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+    with suppress(ValueError):
+        if isinstance(found := json.loads(text or "{}"), dict):
+            return found
+    return {}
 
 
 def _stop_reason(completion: Completion) -> Answer:
     reason, stopped_by = completion.finish_reason, completion.result.stopped_by
     if stopped_by is not None and reason == "stop":
         return {"stop_reason": "stop_sequence", "stop_sequence": stopped_by}
-    told = _REASONS.get(reason, "end_turn")
     if completion.result.finish_reason == "context":
-        told = "model_context_window_exceeded"
-    return {"stop_reason": told, "stop_sequence": None}
+        reason = "context"
+    return {"stop_reason": _REASONS[reason], "stop_sequence": None}
 
 
 def _usage(usage: Usage) -> Answer:

@@ -27,20 +27,26 @@ _RENAMED = {
     "response_format": "text.format",
 }
 """Fields of this protocol by those of chat requests."""
-_ITEMS: Mapping[str, tuple[str, Answer]] = {
-    "reasoning": ("rs", {"type": "reasoning", "summary": []}),
-    "text": ("msg", {"type": "message", "role": "assistant"}),
-    "call": ("fc", {"type": "function_call"}),
+_KINDS: Mapping[str, tuple[str, Answer, str, str]] = {
+    "reasoning": (
+        "rs",
+        {"type": "reasoning", "summary": []},
+        "response.reasoning_text",
+        "text",
+    ),
+    "text": (
+        "msg",
+        {"type": "message", "role": "assistant"},
+        "response.output_text",
+        "text",
+    ),
+    "call": ("fc", {"type": "function_call"}, "response.function_call_arguments", "arguments"),
 }
-"""Prefix of the id and fields of an item, by the kind of its part."""
-_KINDS = {
-    "reasoning": ("response.reasoning_text", "text"),
-    "text": ("response.output_text", "text"),
-    "call": ("response.function_call_arguments", "arguments"),
-}
-"""Events that tell the text of a part, and its field in the last of them."""
+"""Prefix of an item's id, its fields, the events that tell its text, and the field of the text in
+the last of them, by the kind of its part."""
 _NULLS = ("max_tool_calls", "prompt_cache_key", "safety_identifier", "user")
 """Fields that an answer has without a value."""
+_OF_TOOLS = ("name", "description", "parameters", "strict")
 _SAMPLING = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -81,7 +87,8 @@ class ResponsesReply(Reply):
             output = [self._item(part, "completed") for part in completion.parts]
             told = [{"type": "item_reference", "id": item["id"]} for item in output]
             self._stored.add(self._id, [*self._request.all_items, *told], output)
-        return self._response(_status(completion), completion)
+        is_cut = completion.finish_reason == "length"
+        return self._response("incomplete" if is_cut else "completed", completion)
 
     def step(self, step: Step, completion: Completion) -> Iterator[Answer]:
         if step.begins and not self._n_events:
@@ -109,7 +116,7 @@ class ResponsesReply(Reply):
 
     def _events(self, change: Change) -> Iterator[tuple[str, Answer]]:
         """Kinds and fields of the events that tell a change."""
-        part, (kind, field) = change.part, _KINDS[change.part.kind]
+        part, (_, _, kind, field) = change.part, _KINDS[change.part.kind]
         output = {"output_index": part.index}
         place = {"item_id": self._item_id(part), **output}
         if part.kind != "call":
@@ -136,10 +143,10 @@ class ResponsesReply(Reply):
         return {"type": kind, "sequence_number": self._n_events - 1, **fields}
 
     def _item_id(self, part: AnswerPart) -> str:
-        return f"{_ITEMS[part.kind][0]}_{part.index}{self._id.removeprefix('resp')}"
+        return f"{_KINDS[part.kind][0]}_{part.index}{self._id.removeprefix('resp')}"
 
     def _item(self, part: AnswerPart, status: str) -> Answer:
-        item = {"id": self._item_id(part), **_ITEMS[part.kind][1], "status": status}
+        item = {"id": self._item_id(part), **_KINDS[part.kind][1], "status": status}
         is_begun = status == "in_progress"
         if part.kind == "call":
             arguments = "" if is_begun else part.text
@@ -157,6 +164,11 @@ class ResponsesReply(Reply):
         form = asked.text.format.model_dump(by_alias=True)
         if form["type"] != "json_schema":
             form = {"type": form["type"]}
+        tools = [
+            {"type": "function"} | {name: tool.get(name) for name in _OF_TOOLS}
+            for tool in asked.tools or ()
+            if tool.get("type") == "function"
+        ]
         fields = _SAMPLING | self._completions.sampling | asked.model_dump(exclude_none=True)
         return {
             "id": self._id,
@@ -179,7 +191,7 @@ class ResponsesReply(Reply):
             "store": asked.store,
             "text": {"format": form},
             "tool_choice": fields.get("tool_choice", "auto"),
-            "tools": [_tool(tool) for tool in asked.tools or () if tool.get("type") == "function"],
+            "tools": tools,
             "top_logprobs": 0,
             "truncation": "disabled",
             "usage": _usage(completion) if completion is not None else None,
@@ -188,20 +200,11 @@ class ResponsesReply(Reply):
         }
 
 
-def _status(completion: Completion) -> str:
-    return "incomplete" if completion.finish_reason == "length" else "completed"
-
-
 def _content(part: AnswerPart) -> Answer:
     """The content of an item, as far as it goes."""
     if part.kind == "reasoning":
         return {"type": "reasoning_text", "text": part.text}
     return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": []}
-
-
-def _tool(tool: Mapping[str, Any]) -> Answer:
-    names = ("name", "description", "parameters", "strict")
-    return {"type": "function"} | {name: tool.get(name) for name in names}
 
 
 def _usage(completion: Completion) -> Answer:

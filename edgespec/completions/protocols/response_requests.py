@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from edgespec.completions.protocols.contents import call_of, reading, string, text_of, told
-from edgespec.completions.protocols.request_parts import RequestError, RequestPart
+from edgespec.completions.protocols.request_parts import RequestPart
 from edgespec.completions.requests import (
     ChatRequest,
     NamedFunction,
@@ -79,32 +79,21 @@ class ResponsesRequest(SamplingRequest):
         for place, item in enumerate(items):
             with reading(f"input.{max(0, place - n_earlier)}", "input"):
                 reader.read(item)
-        tools, choice = self._tools()
-        passed = {*SamplingRequest.model_fields, *_PASSED}
-        fields = self.model_dump(include=passed, exclude_none=True) | {
-            "messages": reader.messages,
-            "max_completion_tokens": self.max_output_tokens,
-            "response_format": self._response_format(),
-            "tools": tools,
-            "tool_choice": choice,
-        }
-        return ChatRequest.parse(fields)
-
-    def _response_format(self) -> dict[str, Any] | None:
-        its = self.text.format
-        if its.type != "json_schema":
-            return {"type": its.type}
-        if its.schema_ is None:
-            raise RequestError("text.format.schema is missing", "text.format")
-        return {"type": "json_schema", "json_schema": {"name": its.name, "schema": its.schema_}}
-
-    def _tools(self) -> tuple[list[dict[str, Any]] | None, Any]:
-        """Tools and choice in the format of chat requests."""
         tools = [_tool(tool, at) for at, tool in callable_tools(self.tools or (), "function")]
         choice: Any = self.tool_choice
         if isinstance(choice, NamedFunction):
             choice = {"type": "function", "function": {"name": choice.name}}
-        return tools or None, choice
+        form = self.text.format
+        schema = None if form.schema_ is None else {"name": form.name, "schema": form.schema_}
+        passed = {*SamplingRequest.model_fields, *_PASSED}
+        fields = self.model_dump(include=passed, exclude_none=True) | {
+            "messages": reader.messages,
+            "max_completion_tokens": self.max_output_tokens,
+            "response_format": {"type": form.type, "json_schema": schema},
+            "tools": tools or None,
+            "tool_choice": choice,
+        }
+        return ChatRequest.parse(fields)
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
