@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, reduce
+from functools import reduce
 from itertools import combinations, pairwise
 from types import MappingProxyType
 from typing import Any
@@ -42,36 +43,31 @@ class ShownContent:
     """Finds the form in which a template shows a conversation.
 
     An outline of the conversation, in which each text is a mark, is rendered without changes and
-    with few of them, until all marks are shown. The form with the most marks is used, also for
-    later conversations of the same shape.
+    with more and more of them, as long as more marks are shown. The form with the most is used,
+    also for later conversations of the same shape.
     """
 
-    def __init__(self, render: Render, source: str) -> None:
+    def __init__(self, render: Render) -> None:
         self._render = render
-        self._renames = "reasoning_content" not in source
         self._forms: dict[Any, Sequence[Change]] = {}
 
-    @cached_property
     def shows_messages(self) -> bool:
-        """True if a user's message is shown; also if a lone message is refused."""
+        """True if a user's message is shown, or if a lone one is refused. Raises
+        TemplateLimitError."""
         asked = [_turn("user", "Hello")]
-        try:
-            return any(self._best(asked, tools)[0] for tools in (None, _TOOLS))
-        except TemplateLimitError:
-            return True
+        return any(self._best(asked, tools)[0] for tools in (None, _TOOLS))
 
     def adapted(self, turns: list[Turn], with_tools: bool) -> list[Turn]:
         """The turns in the form of which the template shows the most.
 
         Raises TemplateLimitError for a template that is stopped.
         """
-        turns = [*map(_renamed, turns)] if self._renames else turns
-        shapes = [_shape(turn) for turn in turns]
-        key = shapes[0], frozenset(pairwise(shapes)), shapes[-1], with_tools
+        kinds = _kinds_of_turns(turns)
+        key = tuple(map(_shape, kinds)), with_tools
         if key not in self._forms:
             if len(self._forms) >= _MAX_SHAPES:
                 self._forms.clear()
-            self._forms[key] = self._best(turns, _TOOLS if with_tools else None)[1]
+            self._forms[key] = self._best(kinds, _TOOLS if with_tools else None)[1]
         return _changed(turns, self._forms[key])
 
     def _best(
@@ -83,7 +79,10 @@ class ShownContent:
         most = -1
         best: Sequence[Change] = ()
         for n_changes in range(MOST_CHANGES + 1):
+            before, n_before = {*best}, most
             for form in combinations(changes, n_changes):
+                if not before <= {*form}:
+                    continue
                 try:
                     rendered = self._render(_changed(outline, form), tools).lower()
                 except TemplateLimitError:
@@ -95,6 +94,8 @@ class ShownContent:
                     most, best = n_shown, form
                 if n_shown == len(marks):
                     return most, best
+            if most == n_before >= 0:  # one change more shows no more
+                break
         return most, best
 
 
@@ -122,6 +123,20 @@ def _outline(turns: Sequence[Turn]) -> tuple[list[str], list[Turn]]:
     return marks, outline
 
 
+def _kinds_of_turns(turns: Sequence[Turn]) -> list[Turn]:
+    """The turns without repetitions: all kinds of turns, each behind all kinds that it stands
+    behind in the conversation."""
+    kept: list[list[Turn]] = []
+    kinds: list[tuple[object, ...]] = []
+    for group in _with_results(turns):
+        kept.append(group)
+        kinds.append(tuple(dict.fromkeys(map(_shape, group))))
+        first = max((n for n, one in enumerate(kinds[:-1]) if one == kinds[-1]), default=None)
+        if first is not None and {*pairwise(kinds[first:])} <= {*pairwise(kinds[: first + 1])}:
+            del kept[first + 1 :], kinds[first + 1 :]
+    return [turn for group in kept for turn in group]
+
+
 def _shape(turn: Turn) -> tuple[object, ...]:
     """The properties of a turn that decide about its form."""
     identities = [call.get("id", "") for call in turn.get("tool_calls", ())]
@@ -130,8 +145,8 @@ def _shape(turn: Turn) -> tuple[object, ...]:
     return turn["role"], bool(turn["content"]), min(len(identities), 2), are_short, frozenset(has)
 
 
-def _turn(role: str, content: str | None, **fields: Any) -> Turn:
-    return {"role": role, "content": content, **fields}
+def _turn(role: str, content: str) -> Turn:
+    return {"role": role, "content": content}
 
 
 def _changed(turns: Sequence[Turn], changes: Sequence[Change]) -> list[Turn]:
@@ -150,10 +165,9 @@ def _without_system(turns: Sequence[Turn]) -> list[Turn]:
             instructions = []
         else:
             merged.append(turn)
-    if instructions and merged and merged[-1]["role"] == "user":
-        instructions.insert(0, merged.pop()["content"])
     if instructions:
-        merged.append(_turn("user", "\n".join(instructions)))
+        before = [merged.pop()["content"]] if merged and merged[-1]["role"] == "user" else []
+        merged.append(_turn("user", "\n".join([*before, *instructions])))
     return merged
 
 
@@ -187,7 +201,7 @@ def _each(change: Callable[[Turn], Turn]) -> Change:
     return lambda turns: [*map(change, turns)]
 
 
-def _renamed(turn: Turn) -> Turn:
+def renamed(turn: Turn) -> Turn:
     """The turn with its reasoning under all names that templates have for it."""
     reasoning = turn.get("reasoning_content")
     return turn | dict.fromkeys(_REASONING, reasoning) if reasoning else turn
@@ -209,23 +223,27 @@ def _with_null(turn: Turn) -> Turn:
 def _one_call_each(turns: Sequence[Turn]) -> list[Turn]:
     """The turns with several calls at once as several turns, each before its result."""
     split: list[Turn] = []
-    rest = list(turns)
-    while rest:
-        turn = rest.pop(0)
+    for turn, *rest in _with_results(turns):
         calls = turn.get("tool_calls", ())
-        if len(calls) < 2:
-            split.append(turn)
-            continue
-        n_results = next((n for n, one in enumerate(rest) if one["role"] != "tool"), len(rest))
-        results, rest = rest[:n_results], rest[n_results:]
         bare = {"role": turn["role"], "content": turn["content"] and ""}
-        for number, call in enumerate(calls):
-            own = [one for one in results if one.get("tool_call_id", "") == call.get("id")]
-            own = own or results[:1]
-            results = [one for one in results if one not in own]
+        for number, call in enumerate(calls if len(calls) > 1 else ()):
+            own = [one for one in rest if one.get("tool_call_id", "") == call.get("id")]
+            own = own or rest[:1]
+            rest[:] = [one for one in rest if one not in own]
             split += [(bare if number else turn) | {"tool_calls": [call]}, *own]
-        split += results
+        split += rest if len(calls) > 1 else [turn, *rest]
     return split
+
+
+def _with_results(turns: Sequence[Turn]) -> list[list[Turn]]:
+    """Each turn with the results that follow it."""
+    groups: list[list[Turn]] = []
+    for turn in turns:
+        if turn["role"] == "tool" and groups:
+            groups[-1].append(turn)
+        else:
+            groups.append([turn])
+    return groups
 
 
 def _with_short_ids(turn: Turn) -> Turn:
@@ -238,9 +256,8 @@ def _with_short_ids(turn: Turn) -> Turn:
 
 def _short(identity: str) -> str:
     """The id, or nine letters and digits that stand for it."""
-    if len(identity) == _ID_LENGTH and identity.isalnum():
-        return identity
-    return hashlib.sha256(identity.encode()).hexdigest()[:_ID_LENGTH]
+    is_short = len(identity) == _ID_LENGTH and identity.isalnum()
+    return identity if is_short else hashlib.sha256(identity.encode()).hexdigest()[:_ID_LENGTH]
 
 
 def _in_parts(turn: Turn) -> Turn:
@@ -287,13 +304,11 @@ def reasoning_variables(variables: Mapping[str, Any], source: str) -> dict[str, 
 
     A template that never asks whether `enable_thinking` is defined gets it, as from llama.cpp.
     """
-    asks = (f"enable_thinking{sign}" for sign in (" is ", " |", "|"))
-    if "not enable_thinking" in source and not any(ask in source for ask in asks):
+    if "not enable_thinking" in source and not re.search(r"enable_thinking( is | ?\|)", source):
         variables = {"enable_thinking": True, **variables}
     if variables.get("reasoning_effort") != "none":
         return dict(variables)
-    efforts = ("none", "no_think", "minimal")
-    known = [e for e in efforts if f"'{e}'" in source or f'"{e}"' in source]
+    known = [e for e in ("none", "no_think", "minimal") if f"'{e}'" in source or f'"{e}"' in source]
     return {**OFF, **variables, "reasoning_effort": [*known, "low"][0]}
 
 
@@ -318,8 +333,7 @@ def as_text(turns: Sequence[Turn]) -> list[Turn]:
         content, others = turn["content"], dict(turn)
         if turn["role"] == "tool":
             result = f"<tool_response>\n{content}\n</tool_response>"
-            is_joined = told and told[-1]["role"] == "user"
-            before = [told.pop()["content"]] if is_joined else []
+            before = [told.pop()["content"]] if told and told[-1]["role"] == "user" else []
             told.append(_turn("user", "\n".join([*before, result])))
             continue
         texts = [content] if content else []

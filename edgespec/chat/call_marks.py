@@ -40,8 +40,7 @@ _NATIVE = (
     "<tool_sep:opensource> <arg_key:opensource> </arg_key:opensource> <arg_value:opensource> "
     "</arg_value:opensource> <|channel|> <|constrain|> <|message|> <|call|>"
 )
-NATIVE_MARKS = tuple(_NATIVE.split())
 """Marks inside calls of one family."""
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
-MARKS = (*BLOCKS, *BLOCKS.values(), *OPENERS, *NATIVE_MARKS, KEY, KEY_END, VALUE, VALUE_END)
+MARKS = (*BLOCKS, *BLOCKS.values(), *OPENERS, *_NATIVE.split(), KEY, KEY_END, VALUE, VALUE_END)
 """Marks that some vocabularies have as control tokens, which must be visible to find calls."""

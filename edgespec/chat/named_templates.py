@@ -11,7 +11,6 @@ from edgespec.settings.base import nearest
 
 RENDERED = "named_template"
 """Variable of the Jinja source with the function that renders a conversation."""
-_ROLES = ("system", "user", "assistant")
 _SAMPLE = [("system", "A"), ("user", "B"), ("assistant", "C"), ("user", "D")]
 
 Rendering = Callable[[Sequence[Mapping[str, Any]], bool], str]
@@ -37,9 +36,6 @@ def named_template(text: str, known: Mapping[str, NamedTemplate]) -> tuple[str, 
         )
 
     def rendered(messages: Sequence[Mapping[str, Any]], begins_answer: bool) -> str:
-        roles = {message["role"] for message in messages}
-        if not roles <= {*_ROLES}:
-            raise ValueError("this chat template knows the roles system, user and assistant")
         turns = [(message["role"], message["content"]) for message in messages]
         return known[text](turns, begins_answer)
 

@@ -30,12 +30,11 @@ class Marks:
 
 
 KNOWN_MARKS = (
-    Marks("<think>", "</think>"),
-    Marks("<thinking>", "</thinking>"),
-    Marks("<seed:think>", "</seed:think>"),
-    Marks("[THINK]", "[/THINK]"),
+    *(
+        Marks(begin, f"{begin[0]}/{begin[1:]}")
+        for begin in ("<think>", "<thinking>", "<seed:think>", "[THINK]", "<mm:think>")
+    ),
     Marks("<|START_THINKING|>", "<|END_THINKING|>"),
-    Marks("<mm:think>", "</mm:think>"),
     Marks("<|channel>thought", "<channel|>", ("<|channel>", "<channel|>"), "\n<channel|>"),
     Marks(
         "<|channel|>analysis",

@@ -16,6 +16,7 @@ from edgespec.chat.adapting import (
     complete_tools,
     offering,
     reasoning_variables,
+    renamed,
 )
 from edgespec.chat.control_text import ControlTexts, new_seam
 from edgespec.chat.messages import Message, checked
@@ -50,7 +51,9 @@ class ChatTemplate:
             )
         self.source = source
         self.special_tokens = dict(special_tokens or {})
-        turn_marks = {token for token in added_tokens if token in source and _is_mark(token)}
+        # marks such as <|User|>, not words and blanks that were added to a vocabulary
+        added = [t for t in added_tokens if t[:1] in ("<", "[") and t[-1:] in (">", "]")]
+        turn_marks = {token for token in added if token in source}
         self._control = ControlTexts({*control_tokens, *turn_marks})
         marks = marks_of(source)
         reasoning = set() if marks is None else {marks.begin, marks.end}
@@ -69,17 +72,13 @@ class ChatTemplate:
             ) from error
         except (TemplateError, TemplateLimitError, RecursionError) as error:
             raise _failure(error) from error
-        self._shown = ShownContent(self._rendered, source)
+        self._shown = ShownContent(self._rendered)
+        self.shows_messages = self._shown.shows_messages
 
     @cached_property
     def takes_tools(self) -> bool:
         """True if the template reads tools."""
         return "tools" in find_undeclared_variables(self._environment.parse(self.source))
-
-    def shows_messages(self) -> bool:
-        """True if the rendered text contains a user's message; also if a lone message is
-        refused."""
-        return self._shown.shows_messages
 
     def render(
         self,
@@ -111,6 +110,8 @@ class ChatTemplate:
             conversation = as_text(conversation)
         if offered and not self.takes_tools:
             conversation, offered = offering(conversation, offered), None
+        if "reasoning_content" not in self.source:
+            conversation = [*map(renamed, conversation)]
         seam, control = new_seam(), self._control
         turns = [
             control.seamed(turn, seam, self._kept.get(turn["role"], ())) | {"role": turn["role"]}
@@ -143,11 +144,6 @@ class ChatTemplate:
             except Exception as error:  # a template can raise anything
                 raise _failure(error) from error
         return text
-
-
-def _is_mark(token: str) -> bool:
-    """True for marks such as `<|User|>`, False for words and blanks added to a vocabulary."""
-    return token[:1] in ("<", "[") and token[-1:] in (">", "]")
 
 
 def _failure(error: BaseException) -> ModelError:

@@ -255,9 +255,26 @@ def test_a_template_that_never_asks_whether_thinking_is_defined_gets_it(asks, ex
 
 def test_a_template_that_is_stopped_is_not_tried_again_in_other_ways(monkeypatch):
     template = ChatTemplate("{{ 'a' * 1000000000 }}")
-    restarts = []
-    monkeypatch.setattr(template._limits, "restart", restarts.append)
-    assert template.shows_messages()
-    with pytest.raises(ModelError, match="was stopped"):
-        template.render([SYSTEM, USER])
+    restarts, restart = [], template._limits.restart
+    monkeypatch.setattr(
+        template._limits, "restart", lambda talk: (restarts.append(talk), restart(talk))
+    )
+    for ask in (template.shows_messages, lambda: template.render([SYSTEM, USER])):
+        with pytest.raises(ModelError, match="was stopped"):
+            ask()
     assert len(restarts) == 2
+
+
+def test_the_form_of_a_long_conversation_is_found_in_a_short_one(monkeypatch):
+    """Each of up to a hundred forms rendered the whole of it, which took seconds."""
+    template, lengths = ChatTemplate(ALTERNATE), []
+    rendered = template._shown._render
+    monkeypatch.setattr(
+        template._shown,
+        "_render",
+        lambda talk, *o: (lengths.append(len(talk)), rendered(talk, *o))[1],
+    )
+    for n in (10, 60):
+        talk = [SYSTEM, *[USER, calls("a", "b"), result("a"), result("b"), ANSWER] * n, USER, USER]
+        assert template.render(talk).endswith("<user>Hello\n\nHelloNone")
+    assert max(lengths) < 20 and len(lengths) < 20
