@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 1243,
     "chat": 1737,
     "cli": 4598,
-    "completions": 3852,
+    "completions": 3843,
     "concurrency": 540,
     "diagnosis": 480,
     "engine": 4147,

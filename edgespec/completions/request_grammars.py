@@ -40,7 +40,7 @@ def grammar_of(response_format: ResponseFormat | None) -> Grammar | None:
     if not found:
         raise RequestError(f"response_format.{name} is missing", "response_format")
     if name == "json_schema":
-        return unchecked_schema(found.schema_)
+        return unchecked_schema(found.schema_ or {})
     if name == "grammar":
         return Grammar("grammar", from_gbnf(found) if "::=" in found else found)
     return Grammar("regular expression", found)

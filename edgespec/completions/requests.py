@@ -60,7 +60,7 @@ class JsonSchema(RequestPart):
 
     name: str = "answer"
     description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema", default_factory=dict)
+    schema_: dict[str, Any] | None = Field(alias="schema", default=None)
     strict: bool | None = None
 
 
@@ -247,18 +247,16 @@ class ChatRequest(CommonRequest):
         choice = self.tool_choice
         if choice is None or choice in ("none", "auto"):
             return None
-        names = [tool["function"]["name"] for tool in self.tools or ()]
-        if not names:
+        tools = {tool["function"]["name"]: tool for tool in self.tools or ()}
+        if not tools:
             raise RequestError("tool_choice asks for a call, but tools is empty", "tool_choice")
         if not isinstance(choice, NamedTool):
-            return self.tools
-        name = choice.function.name
-        if name not in names:
+            return [*tools.values()]
+        if (name := choice.function.name) not in tools:
             raise RequestError(
-                f"tool_choice names {name!r}; the tools are {', '.join(names)}", "tool_choice"
+                f"tool_choice names {name!r}; the tools are {', '.join(tools)}", "tool_choice"
             )
-        assert self.tools is not None
-        return [self.tools[names.index(name)]]
+        return [tools[name]]
 
     @property
     def template_variables(self) -> dict[str, Any]:

@@ -110,13 +110,9 @@ class ParsedRequest(RequestPart):
 def _told(
     error: ValidationError, content: object, known_fields: Sequence[str]
 ) -> tuple[str, str | None]:
-    """The first of pydantic's errors as a sentence that names the field, and the field.
-
-    Of the errors of a field that may have several types, the one that lies deepest is taken.
-    """
-    first, *others = [(_place(details, content), details) for details in error.errors()]
-    same = [other for other in others if first[0][:1] == other[0][:1] != []]
-    path, details = max([first, *same], key=lambda found: len(found[0]))
+    """The deepest of pydantic's errors as a sentence that names the field, and the field."""
+    places = [(_place(details, content), details) for details in error.errors()]
+    path, details = max(places, key=lambda found: len(found[0]))
     param = ".".join(path) or None
     kind, reason = details["type"], details["msg"]
     if kind == "extra_forbidden":

@@ -14,6 +14,7 @@ from edgespec.completions.protocols.contents import call_of, reading, string, te
 from edgespec.completions.protocols.request_parts import RequestPart
 from edgespec.completions.requests import (
     ChatRequest,
+    JsonSchema,
     NamedFunction,
     Reasoning,
     SamplingRequest,
@@ -25,14 +26,10 @@ _PASSED = {"model", "parallel_tool_calls", "chat_template_kwargs", "reasoning"}
 """Fields that a chat request has, too, besides those of sampling."""
 
 
-class TextFormat(RequestPart):
+class TextFormat(JsonSchema):
     """Format of the text: free, any JSON object, or JSON by a schema."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
-    name: str = "answer"
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(alias="schema", default=None)
-    strict: bool | None = None
 
 
 class TextSettings(RequestPart):
