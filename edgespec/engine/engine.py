@@ -141,9 +141,8 @@ class Engine(Scheduler):
             reads, max_nodes = prompt_reading.next_parts(self, texts)
         growing = [text for text in texts if text.is_growing and not text.events]
         unread = [s.n_unread(text) for text in growing for s in self.sources if s.serves(text)]
-        room = sum(text.transcript.room for text in growing)
         n_rows = sum(len(part.reads) + len(part.nodes) for part in reads)
-        self.ledger.begin_pass(max(1, len(growing)), sum(unread), room, max_nodes, n_rows)
+        self.ledger.begin_pass(max(1, len(growing)), sum(unread), max_nodes, n_rows)
         for text in growing:
             with ending([text]):
                 self._begin_round(text, len(texts) - 1)

@@ -133,13 +133,13 @@ class Ledger:
         self._grant(min(START_TOKENS, room), beside)
 
     def begin_pass(
-        self, n_texts: int, n_unread: int, room: int, max_nodes: int, n_prompt_rows: int = 0
+        self, n_texts: int, n_unread: int, max_nodes: int, n_prompt_rows: int = 0
     ) -> None:
-        """Begin a pass for `n_texts` that may have `room` tokens more, `n_unread` of which no draft
-        has read, over up to `max_nodes` nodes and `n_prompt_rows` rows of prompts.
+        """Begin a pass for `n_texts`, of which drafts have not read `n_unread` tokens, over up to
+        `max_nodes` nodes and `n_prompt_rows` rows of prompts.
 
         Drafts guess if a line of usual guesses pays that the text can afford, and what they have to
-        read first takes less time than guesses will save.
+        read before.
         """
         known = self.prices
         if n_texts > self.n_texts:  # rounds of fewer texts were shorter
@@ -155,13 +155,8 @@ class Ledger:
         gains, costs_s = tokens * plain_s / np.maximum(lines_s, 1e-9), lines_s - lines_s[0]
         left_s = self.left * plain_s - reading_s
         affordable = np.flatnonzero((gains > 1 + 1e-9) & (costs_s <= left_s))
-        is_paying = self.speedup > 1
-        gain = 1 - 1 / self.speedup if is_paying else (1 - 1 / max(1.0, gains.max())) / 2
-        expected_tokens = min(room, max(START_TOKENS * n_texts, self.n_tokens))
-        self.drafts = (
-            known.is_sure and affordable.size > 0 and reading_s <= gain * expected_tokens * plain_s
-        )
-        self.drafts_beside = self.may_overlap and is_paying
+        self.drafts = known.is_sure and affordable.size > 0
+        self.drafts_beside = self.may_overlap and self.speedup > 1
         least_s = float(costs_s[affordable[0]]) if self.drafts else 0.0
         self.risk_s = max(RISK_SHARE * left_s, least_s) if known.is_sure else 0.0
 

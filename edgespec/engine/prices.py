@@ -108,9 +108,7 @@ class Prices:
     mean_read_s: float = 0.0
     """Seconds for the draft to read one token."""
     mean_rest_s: float = 0.0
-    """Seconds of a round with guesses besides steps and pass."""
-    mean_plain_s: float = 0.0
-    """Seconds of a round without guesses besides its pass."""
+    """Seconds that a round with guesses takes besides steps and pass."""
 
     _computing: Floats | None = None
     """Seconds of computing with 0, 1, ... rows; None after a mean has changed."""
@@ -190,8 +188,7 @@ class Prices:
 
     def plain_s(self, n_texts: int = 1) -> float:
         """Seconds per token without guesses, if a pass serves `n_texts`."""
-        round_s = float(self.pass_s(n_texts)) + self.slowness * self.mean_plain_s
-        return max(1e-9, round_s / n_texts)
+        return max(1e-9, float(self.pass_s(n_texts)) / n_texts)
 
     def reading_s(self, n_tokens: int) -> float:
         """Seconds for the draft to read `n_tokens`, at least one draft step."""
@@ -201,7 +198,7 @@ class Prices:
     def lines_s(self, n_lines: int, n_texts: int = 1) -> Floats:
         """Seconds of rounds that draft a line of 0, 1, 2, ... guesses for each text."""
         n_guesses = np.arange(n_lines)
-        rest_s = np.where(n_guesses, self.rest_s, self.slowness * self.mean_plain_s)
+        rest_s = np.where(n_guesses, self.rest_s, 0.0)
         passes_s = self.pass_s(n_texts * (1 + n_guesses))
         return np.asarray(passes_s + n_guesses * self.step_s + rest_s)
 
@@ -251,7 +248,6 @@ class Prices:
         self._see_pass(outcome.n_rows, report, computes=not outcome.steps_beside)
         rest_s = outcome.wall_s - outcome.growing_s - outcome.reading_s - report.wall_s
         if not outcome.guessed:
-            self._average("mean_plain_s", max(0.0, rest_s))
             return
         self._average("mean_rest_s", max(0.0, rest_s))
         if steps:
@@ -343,7 +339,7 @@ class Prices:
             self.put(rows, seconds)
 
 
-KEPT = ("all_experts_s", "sharing", "mean_step_s", "mean_read_s", "mean_rest_s", "mean_plain_s")
+KEPT = ("all_experts_s", "sharing", "mean_step_s", "mean_read_s", "mean_rest_s")
 """Numbers that are stored, beside the means of passes."""
 _ROWS = re.compile(r"\d{1,9} rows")
 

@@ -34,10 +34,10 @@ def begun(prices: Prices | None = None, room: int = 99) -> Ledger:
     return ledger
 
 
-def deal(ledger: Ledger, n_texts: int = 1, n_unread: int = 0, room: int = 99) -> Ledger:
+def deal(ledger: Ledger, n_texts: int = 1, n_unread: int = 0) -> Ledger:
     """A copy of the ledger at the beginning of a pass."""
     ledger = deepcopy(ledger)
-    ledger.begin_pass(n_texts, n_unread, room, max_nodes=64)
+    ledger.begin_pass(n_texts, n_unread, max_nodes=64)
     return ledger
 
 
@@ -187,7 +187,7 @@ def test_the_gain_of_a_text_is_of_all_its_rounds() -> None:
 def test_rows_of_prompts_are_not_charged_to_guesses() -> None:
     ledger = begun()
     pass_s = float(ledger.prices.pass_s(40))
-    ledger.begin_pass(1, 0, 99, 64, n_prompt_rows=32)
+    ledger.begin_pass(1, 0, 64, n_prompt_rows=32)
     report = PassReport(wall_s=pass_s)
     ledger.see(replace(OUTCOME, n_rows=40, report=report, wall_s=pass_s + 5 * STEP_S))
     assert ledger.lost < taught(begun(), OUTCOME).lost
@@ -206,12 +206,11 @@ def test_guesses_whose_experts_are_in_memory_save_no_reads() -> None:
     assert lost_s(0.02) == pytest.approx(lost_s(0.1), rel=0.1)
 
 
-def test_a_draft_reads_a_long_text_only_where_that_pays() -> None:
-    proven = replace(begun(replace(resident(), mean_read_s=0.001)), lost=-999.0)
-    proven = replace(proven, tokens=40.0, plain_tokens=20.0)
-    assert deal(proven, n_unread=500).drafts
-    assert not deal(proven, n_unread=5000).drafts
-    assert deal(replace(proven, n_tokens=600), n_unread=5000, room=900).drafts
+def test_a_draft_reads_a_long_text_only_where_the_text_can_afford_it() -> None:
+    ledger = begun(replace(resident(), mean_read_s=0.001))
+    assert deal(ledger, n_unread=50).drafts
+    assert not deal(ledger, n_unread=500).drafts
+    assert deal(replace(ledger, lost=-99.0), n_unread=500).drafts
 
 
 def test_a_reading_that_other_work_held_up_is_charged_in_part() -> None:
@@ -262,7 +261,7 @@ def test_rounds_of_few_texts_say_nothing_about_rounds_of_many() -> None:
 
 def test_more_texts_than_rows_are_not_drafted_for() -> None:
     ledger = begun(resident(read_s=0.5))
-    ledger.begin_pass(4, 0, 99, max_nodes=3)
+    ledger.begin_pass(4, 0, max_nodes=3)
     assert not ledger.drafts
 
 
