@@ -291,7 +291,7 @@ class RoundStats:
     verified: int
     passes: int
     draft_s: float
-    """Seconds of drafting that were not overlapped with the pass."""
+    """Seconds of drafting and of what else a round takes beside the pass, where sources guess."""
     pass_s: float
     stall_s: float
     """Seconds of the pass in which compute waited for weights."""
@@ -346,7 +346,7 @@ class SpeculationStats:
     accepted_lengths: tuple[int, ...] = ()
     """Number of accepted guesses in each round."""
     draft_s: float = 0.0
-    """Seconds of drafting that were not overlapped with passes."""
+    """Seconds of drafting and of what else rounds take beside their passes, where sources guess."""
     round_costs: tuple[RoundStats, ...] = ()
     sources: tuple[SourceStats, ...] = ()
     """Counts by source of guesses, the one with most nodes first."""

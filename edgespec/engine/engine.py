@@ -141,21 +141,16 @@ class Engine(Scheduler):
             reads, max_nodes = prompt_reading.next_parts(self, texts)
         growing = [text for text in texts if text.is_growing and not text.events]
         unread = [s.n_unread(text) for text in growing for s in self.sources if s.serves(text)]
-        n_rows = sum(len(part.reads) + len(part.nodes) for part in reads)
+        n_rows = sum(part.n_rows for part in reads)
         self.ledger.begin_pass(max(1, len(growing)), sum(unread), max_nodes, n_rows)
-        for text in growing:
-            with ending([text]):
-                self._begin_round(text, len(texts) - 1)
-                for source in text.sources:
-                    source.read(text)
-                text.has_read(self.clock())
         begun_s = self.clock()
         if growing:
+            self._read(growing, len(texts) - 1)
             self.grow(growing)
         parts = reads + self._trees(growing, max_nodes)
         if not parts:
             return
-        n_rows, verify_s = sum(len(part.reads) + len(part.nodes) for part in parts), self.clock()
+        n_rows, verify_s = sum(part.n_rows for part in parts), self.clock()
         if growing and not self.drawing and self.ledger.hides(n_rows):
             evaluate = partial(self.target.evaluate, parts)
             with self.worker.running(evaluate, self.target.cancel) as running:
@@ -174,10 +169,24 @@ class Engine(Scheduler):
                 elif text.is_at_work:
                     self._accept(text, part.nodes, its_logits)
         pass_.n_rows = max(n_rows, pass_.report.n_tokens)
-        pass_.wall_s = self.clock() - begun_s + pass_.reading_s
+        pass_.wall_s = self.clock() - begun_s
         self._learn(len(growing))
 
     # Before the pass
+
+    def _read(self, texts: Sequence[Text], n_others: int) -> None:
+        """Begin a round of each of these texts, and let their sources read them."""
+        begun_s = self.clock()
+        for text in texts:
+            with ending([text]):
+                self._begin_round(text, n_others)
+                for source in text.sources:
+                    source.read(text)
+        self.pass_.reading_s = self.clock() - begun_s
+        for text in texts:
+            if not text.tally.rounds:  # the prompt's time
+                text.charge(self.pass_.reading_s)
+                text.begun_s = self.clock()
 
     def _begin_round(self, text: Text, n_others: int) -> None:
         """Begin a round of a text, which shares the pass with `n_others`: its limits, and the
@@ -210,7 +219,7 @@ class Engine(Scheduler):
     def grow(self, texts: Sequence[Text], running: Running[Logits] | None = None) -> None:
         """Guess after the most probable nodes of any text, as long as another step is worth its
         time: before the pass, or beside it while it is `running`."""
-        pool, pass_, grown_s = self.pool, self.pass_, self.clock()
+        pool, pass_ = self.pool, self.pass_
         idle = {source for source in self.sources if running and source.is_free}
         by_slot = {text.slot.number: text for text in texts}
         if running:  # for the next round, below a whole path and the target's own token
@@ -222,32 +231,24 @@ class Engine(Scheduler):
             source, nodes = self._next_step(texts, idle, running is not None)
             if source is None:
                 break
-            begun_s, n_nodes, is_free = self.clock(), pool.n, source.is_free
-            sure = float(pool.cumulative[nodes].max())
+            begun_s, n_nodes = self.clock(), pool.n
             asked: list[int] = []
             with ending([by_slot[n] for n in {*pool.text[nodes].tolist()}]):
                 asked = source.guess(pool, nodes, by_slot)
             for node in asked:
                 self.hang(node, by_slot[int(pool.text[node])], running is not None)
-            if is_free:
+            if source.is_free:
                 continue
             idle = set() if asked else {*self.sources}
             step_s = self.clock() - begun_s
             if self.trace.is_on:
                 track, n_new = Track.BESIDE if running else Track.ENGINE, pool.n - n_nodes
-                details = {"nodes": n_new, "tree": pool.n, "Tc": round(sure, 6)}
-                self.trace.add(track, "draft step", begun_s, begun_s + step_s, **details)
+                self.trace.add(track, "draft step", begun_s, begun_s + step_s, nodes=n_new)
             if running:
                 pass_.steps_beside += 1
             else:
                 pass_.draft_steps += 1
                 pass_.growing_s += step_s
-        if not running:
-            begun_s, grown_s = grown_s, self.clock()
-            for text in texts:
-                text.draft_s += grown_s - begun_s
-            if self.trace.is_on and self.sources:
-                self.trace.add(Track.ENGINE, "grow", begun_s, grown_s, steps=pass_.draft_steps)
 
     def _hang_forced(self, text: Text) -> None:
         """Add the tokens that a grammar forces after the root as one branch."""
@@ -381,16 +382,10 @@ class Engine(Scheduler):
         learnt_s = self.clock()
         self.target.commit(pool, path, slot=text.slot.number)
         text.slot.committed += pool.token[path].tolist()
-        n_kept, committed_s = 0, self.clock()
-        if not text.transcript.is_finished:
-            n_kept = self._follow(text, path, tokens[-1])
-        text.draft_s += learnt_s - accepted_s + self.clock() - committed_s
         if self.trace.is_on:
-            accepted = len(path) - 1
-            self.trace.add(Track.ENGINE, "accept", verified_s, accepted_s, accepted=accepted)
-            self.trace.add(Track.ENGINE, "commit", learnt_s, committed_s)
-            if not text.transcript.is_finished:
-                self.trace.add(Track.ENGINE, "re-root", committed_s, self.clock())
+            self.trace.add(Track.ENGINE, "accept", verified_s, accepted_s, accepted=len(path) - 1)
+            self.trace.add(Track.ENGINE, "commit", learnt_s, self.clock())
+        n_kept = 0 if text.transcript.is_finished else self._follow(text, path, tokens[-1])
         self._count(text, len(tokens), len(path) - 1, len(nodes) - 1, n_kept)
 
     def _judge(
@@ -414,7 +409,7 @@ class Engine(Scheduler):
         pass_.report, pass_.n_texts = report, pass_.n_texts + 1
         pass_.n_tokens += n_tokens
         pass_.verified += n_verified
-        pass_.reading_s += text.reading_s
+        wall_s = now_s - text.begun_s
         tally.drafted += text.n_drafted
         tally.provisional_drafted += len(text.beside)
         tally.provisional_kept += n_kept
@@ -424,10 +419,10 @@ class Engine(Scheduler):
                 accepted=n_accepted,
                 verified=n_verified,
                 passes=report.passes,
-                draft_s=text.draft_s,
+                draft_s=max(0.0, wall_s - report.wall_s) if text.sources else 0.0,
                 pass_s=report.wall_s,
                 stall_s=report.stall_s,
-                wall_s=now_s - text.begun_s,
+                wall_s=wall_s,
                 bytes_read=report.bytes_read,
             )
         )

@@ -75,13 +75,6 @@ class Tally:
     first_token_s: float | None = None
     """Seconds until the first token, if the pass over the end of the prompt gave it."""
 
-    def read_prompt(self, seconds: float, gave_token: bool) -> None:
-        """Record that the prompt was read for `seconds` more, which perhaps gave the first
-        token."""
-        self.prompt_s += seconds
-        if gave_token and self.first_token_s is None:
-            self.first_token_s = self.prompt_s
-
     def note(self, text: str, subject: str = "") -> None:
         """Add a note for the user, at most one for each subject."""
         self.notes.setdefault(subject or text, text)

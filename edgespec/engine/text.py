@@ -76,10 +76,6 @@ class Text:
     """True once its prompt is being read, or what remains after a context shift."""
     n_drafted: int = 0
     """Guesses that the round of the next pass has added to its tree."""
-    reading_s: float = 0.0
-    """Seconds in which drafts have read the text in it."""
-    draft_s: float = 0.0
-    """Seconds of reading and drafting that did not overlap the pass."""
     limits: Limits = field(init=False)
     """Limits of its tree in the next pass."""
     sources: list[Source] = field(default_factory=list)
@@ -239,20 +235,16 @@ class Text:
         n_before = len(self.slot.committed)
         return lambda _, share: self.tell(n_before + share * n_tokens)
 
-    def charge(self, seconds: float, gave_token: bool) -> None:
-        """Count seconds of reading the prompt, or of reading again after a context shift."""
-        if self.held is None:
-            self.tally.read_prompt(seconds, gave_token)
-        else:
-            self.tally.shift_s += seconds
-
-    def has_read(self, now_s: float) -> None:
-        """Count the seconds in which the sources have read, since the round began; those before the
-        first round are a part of the prompt's time."""
-        self.reading_s = self.draft_s = now_s - self.begun_s
-        if not self.tally.rounds:
-            self.charge(self.reading_s, gave_token=False)
-            self.begun_s, self.draft_s = now_s, 0.0
+    def charge(self, seconds: float, gave_token: bool = False) -> None:
+        """Count seconds of reading the prompt, which perhaps gave the first token, or of reading
+        again after a context shift."""
+        tally = self.tally
+        if self.held is not None:
+            tally.shift_s += seconds
+            return
+        tally.prompt_s += seconds
+        if gave_token and tally.first_token_s is None:
+            tally.first_token_s = tally.prompt_s
 
     def next_reads(self, pool: Pool, most: int, has_others: bool) -> tuple[PassPart, bool]:
         """The next part of the prompt, of at most `most` rows if it shares the pass of other texts;
@@ -262,29 +254,22 @@ class Text:
         """
         slot, prompt = self.slot, self.as_prompt
         info, begin, n = slot.target.info, len(slot.committed), len(prompt)
-        if self.n_rows and begin >= n - (not info.prompts_give_logits):
-            tokens = self.reading[begin : min(begin + most, len(self.reading) - 1)]
-            return PassPart(slot.number, reads=tokens, by_row=True), False
-        root = pool.root[slot.number]
-        n_alone = 0
+        n_alone = n - (not info.prompts_give_logits)
+        by_row = self.n_rows > 0 and begin >= n_alone
         if not info.tree_capable:
             n_alone = n - 1 - N_LEFT * info.prompts_share_passes
-        elif is_tiled(info, prompt) or not info.prompts_share_passes:
-            n_alone = n if info.prompts_give_logits else n - 1
-            if begin and n - begin <= most and not (is_tiled(info, prompt) or n_alone == n):
-                n_alone = 0
-        if begin < n_alone:
-            end = begin + self._portion(n_alone - begin) if has_others else n_alone
-            if end == len(self.reading):
-                return PassPart(slot.number, pool, [root], prompt[begin : n - 1]), True
-            return PassPart(slot.number, reads=prompt[begin:end]), True
-        tokens = prompt[begin : begin + most]
-        is_end = begin + len(tokens) == len(self.reading)
-        if info.prompts_share_passes:
-            reads = tokens[:-1] if is_end else tokens
-            return PassPart(slot.number, pool, [root] * is_end, reads), False
-        its_line = line(slot.number, tokens)
-        return PassPart(slot.number, its_line, range(len(tokens))), False
+        elif info.prompts_share_passes and not is_tiled(info, prompt):
+            n_alone = 0
+        elif begin and n_alone < n <= begin + most and not is_tiled(info, prompt):
+            return PassPart(slot.number, line(slot.number, prompt[begin:]), range(n - begin)), False
+        is_alone = begin < n_alone and not by_row
+        n_tokens = most
+        if is_alone:
+            n_tokens = self._portion(n_alone - begin) if has_others else n_alone - begin
+        end = min(begin + n_tokens, len(self.reading) - by_row)
+        is_end = end == len(self.reading)
+        reads, nodes = self.reading[begin : end - is_end], [pool.root[slot.number]] * is_end
+        return PassPart(slot.number, pool, nodes, reads, by_row), is_alone
 
     def _portion(self, n_tokens: int) -> int:
         """Tokens of the next of equal passes, none of which is smaller than a tile."""

