@@ -144,8 +144,13 @@ class Engine(Scheduler):
         n_rows = sum(part.n_rows for part in reads)
         self.ledger.begin_pass(max(1, len(growing)), sum(unread), max_nodes, n_rows)
         begun_s = self.clock()
+        for text in growing:
+            with ending([text]):
+                self._begin_round(text, len(texts) - 1)
+                for source in text.sources:
+                    source.read(text)
+        pass_.reading_s = self.clock() - begun_s
         if growing:
-            self._read(growing, len(texts) - 1)
             self.grow(growing)
         parts = reads + self._trees(growing, max_nodes)
         if not parts:
@@ -173,20 +178,6 @@ class Engine(Scheduler):
         self._learn(len(growing))
 
     # Before the pass
-
-    def _read(self, texts: Sequence[Text], n_others: int) -> None:
-        """Begin a round of each of these texts, and let their sources read them."""
-        begun_s = self.clock()
-        for text in texts:
-            with ending([text]):
-                self._begin_round(text, n_others)
-                for source in text.sources:
-                    source.read(text)
-        self.pass_.reading_s = self.clock() - begun_s
-        for text in texts:
-            if not text.tally.rounds:  # the prompt's time
-                text.charge(self.pass_.reading_s)
-                text.begun_s = self.clock()
 
     def _begin_round(self, text: Text, n_others: int) -> None:
         """Begin a round of a text, which shares the pass with `n_others`: its limits, and the
@@ -220,6 +211,10 @@ class Engine(Scheduler):
         """Guess after the most probable nodes of any text, as long as another step is worth its
         time: before the pass, or beside it while it is `running`."""
         pool, pass_ = self.pool, self.pass_
+        for text in texts:
+            if not (running or text.tally.rounds):  # drafts have read the prompt, in its time
+                text.charge(pass_.reading_s)
+                text.begun_s = self.clock()
         idle = {source for source in self.sources if running and source.is_free}
         by_slot = {text.slot.number: text for text in texts}
         if running:  # for the next round, below a whole path and the target's own token
