@@ -11,14 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 Origin = Literal["draft", "target"]
 FinishReason = Literal["stop", "length", "context", "cancelled"]
-
-ENLARGED_FROM = "edgespec.enlarged_from"
-"""Metadata key of enlarged models, in every format, with the name of the model that they equal."""
-
 
 NESTED = ("nested", "nested_small")
 """Kinds of drafts that are made of the upper bits of their target's weights."""
@@ -38,11 +34,6 @@ class NestedSizes:
     """Bytes of the target that passes need not read where the draft is beside it."""
     head_tokens: int
     """Most tokens that its head rates."""
-
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes of both files, about."""
-        return self.upper_bytes + self.lower_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,23 +224,9 @@ class ExpertStats:
     stall_s: float = 0.0
     """Seconds in which layers waited for experts."""
 
-    @property
-    def hit_rate(self) -> float:
-        """Share of the chosen experts that were in memory or being read."""
-        chosen = self.hits + self.misses
-        return self.hits / chosen if chosen else 0.0
-
     def since(self, before: ExpertStats | None) -> ExpertStats:
         """Counts since `before`."""
-        if before is None:
-            return self
-        return replace(
-            self,
-            hits=self.hits - before.hits,
-            misses=self.misses - before.misses,
-            bytes_read=self.bytes_read - before.bytes_read,
-            stall_s=self.stall_s - before.stall_s,
-        )
+        return _since(self, before, "hits", "misses", "bytes_read", "stall_s") if before else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,14 +247,16 @@ class PagingStats:
 
     def since(self, before: PagingStats) -> PagingStats:
         """Cost since `before`."""
-        return replace(
-            self,
-            bytes_read=self.bytes_read - before.bytes_read,
-            stall_s=self.stall_s - before.stall_s,
-            merge_s=self.merge_s - before.merge_s,
-            passes=self.passes - before.passes,
-            experts=self.experts.since(before.experts) if self.experts else None,
-        )
+        experts = self.experts.since(before.experts) if self.experts else None
+        found = _since(self, before, "bytes_read", "stall_s", "merge_s", "passes")
+        return replace(found, experts=experts)
+
+
+S = TypeVar("S", ExpertStats, PagingStats)
+
+
+def _since(now: S, before: S, *names: str) -> S:
+    return replace(now, **{name: getattr(now, name) - getattr(before, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from edgespec.errors import EdgespecError, ModelError
-from edgespec.values import ENLARGED_FROM
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
+from edgespec_runtimes.gguf.file.details import ENLARGED_FROM
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.validation import validate
 from gguf_files import ARRAY, STRING, TYPE_CODES, U32, Gguf, Tensor, pack_weights, tiny_llama

@@ -137,6 +137,7 @@ def _paging_lines(paging: PagingStats, is_paged: bool) -> list[str]:
 def _expert_line(experts: ExpertStats) -> str:
     n_chosen = experts.hits + experts.misses
     return (
-        f"experts: of {n_chosen:,} that layers chose {experts.hit_rate:.0%} were in memory; "
+        f"experts: of {n_chosen:,} that layers chose {experts.hits / (n_chosen or 1):.0%} were in "
+        f"memory; "
         f"{format_size(experts.bytes_read)} read, {experts.stall_s:.2f} s waited for them"
     )

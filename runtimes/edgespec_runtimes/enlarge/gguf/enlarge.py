@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.errors import ModelError, UsageError
 from edgespec.settings.units import format_size
-from edgespec.values import ENLARGED_FROM, EnlargeReport
+from edgespec.values import EnlargeReport
 from edgespec_runtimes.enlarge.gguf.gguf_writer import (
     CHUNK_BYTES,
     NewModel,
@@ -31,6 +31,7 @@ from edgespec_runtimes.enlarge.gguf.replication import (
     muted,
 )
 from edgespec_runtimes.gguf.file.architectures import Trait, has, names_with
+from edgespec_runtimes.gguf.file.details import ENLARGED_FROM
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, read_header
 from edgespec_runtimes.gguf.file.validation import validate
 

@@ -14,7 +14,7 @@ from edgespec.files.cache_folder import lower_parts
 from edgespec.files.unfinished import scratch_folder, unfinished_file
 from edgespec.ports import Progress
 from edgespec.registry import vocabulary_fingerprint, without_padding
-from edgespec.values import ENLARGED_FROM, NESTED
+from edgespec.values import NESTED
 from edgespec_runtimes.enlarge.gguf.gguf_writer import (
     CHUNK_BYTES,
     Description,
@@ -26,6 +26,7 @@ from edgespec_runtimes.enlarge.gguf.gguf_writer import (
     read_bytes,
 )
 from edgespec_runtimes.enlarge.gguf.nest import CannotNest, LowerParts, upper_rows
+from edgespec_runtimes.gguf.file.details import ENLARGED_FROM
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, ValueType, read_header
 from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT
 from edgespec_runtimes.gguf.file.trimmed_header import (

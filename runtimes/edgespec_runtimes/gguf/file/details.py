@@ -7,14 +7,7 @@ from collections import Counter
 from typing import Any
 
 from edgespec.registry import vocabulary_fingerprint, without_padding
-from edgespec.values import (
-    ENLARGED_FROM,
-    ExpertDetails,
-    HeadDetails,
-    ModelDetails,
-    ModelInfo,
-    OwnLayers,
-)
+from edgespec.values import ExpertDetails, HeadDetails, ModelDetails, ModelInfo, OwnLayers
 from edgespec_runtimes.gguf.file.chat_format import TEMPLATE, recommended_sampling
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile
 from edgespec_runtimes.gguf.file.heads import (
@@ -26,6 +19,9 @@ from edgespec_runtimes.gguf.file.heads import (
     read_states,
 )
 from edgespec_runtimes.gguf.file.trimmed_header import is_trimmed, trimmed_shape
+
+ENLARGED_FROM = "edgespec.enlarged_from"
+"""Metadata key of enlarged models with the name of the model that they equal."""
 
 
 def details_of(header: GgufFile) -> ModelDetails:

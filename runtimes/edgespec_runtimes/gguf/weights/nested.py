@@ -50,8 +50,8 @@ ALIGNMENT = BLOCK_BYTES
 """Alignment of lower parts in their file."""
 _ALIKE = BLOCK_BYTES // 2
 """Units whose lower parts end at a block, as long as those of one are an even number of bytes."""
-_LEAST_LOWER_SHARE = 0.25
-"""Least share of the weights that passes still read: a draft of nearly all of them saves little."""
+_LEAST_LOWER = 1 / 3
+"""Least ratio of lower bits to upper ones: a draft of nearly all bits saves little."""
 
 
 def is_nested(draft: GgufFile) -> bool:
@@ -77,7 +77,7 @@ def nesting_of(entry: TensorEntry, kind: str) -> Nesting | None:
 def nested_sizes(header: GgufFile) -> list[NestedSizes]:
     """Sizes of drafts of the upper parts of a model's weights, if enough have such parts."""
     found = [_sizes(header, kind) for kind in NESTED] if can_be_trimmed(header) else []
-    return [one for one in found if one.lower_bytes >= _LEAST_LOWER_SHARE * one.disk_bytes]
+    return [one for one in found if one.lower_bytes >= _LEAST_LOWER * one.upper_bytes]
 
 
 def _sizes(header: GgufFile, kind: str) -> NestedSizes:
