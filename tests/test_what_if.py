@@ -17,11 +17,11 @@ PAGE = Path(__file__).parents[1] / "docs" / "machines.md"
 
 
 def test_a_real_plan_is_similar() -> None:
-    """`plan -m qwen2.5-coder --memory-budget 800MiB`: 101 segments, 498 MiB pinned."""
+    """`plan -m qwen2.5-coder --memory-budget 800MiB -c 4096`: 101 segments, 451 MiB pinned."""
     found = what_if("1.54B-Q4_K_M", 800 * MIB, 250e6)
-    assert found.plan.pinned_bytes == pytest.approx(498 * MIB, rel=0.05)
-    assert found.plan.bytes_per_pass == pytest.approx(437 * MIB, rel=0.15)
-    assert found.plan.smallest_bytes == pytest.approx(289 * MIB, rel=0.15)
+    assert found.plan.pinned_bytes == pytest.approx(451 * MIB, rel=0.05)
+    assert found.plan.bytes_per_pass == pytest.approx(433 * MIB, rel=0.15)
+    assert found.plan.smallest_bytes == pytest.approx(252 * MIB, rel=0.15)
 
 
 def test_more_memory_reads_less_until_it_fits() -> None:

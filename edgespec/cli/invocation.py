@@ -23,7 +23,7 @@ from edgespec.errors import EdgespecError, UsageError, marked, setting
 from edgespec.files import cache_folder
 from edgespec.files.named_errors import named
 from edgespec.files.regular import read_at_most
-from edgespec.memory import room
+from edgespec.memory import process
 from edgespec.models import catalogue, packaged
 from edgespec.models.embedded import embedded_pair, find_config, shipped_prompts
 from edgespec.settings import arguments
@@ -109,7 +109,7 @@ def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
 
     Raises UsageError, ModelError, FetchError, and BudgetError where the process has no room.
     """
-    room.check(OPENED_BYTES, "this command")
+    process.check_room(OPENED_BYTES, "this command")
     notes, heads = fetching.fetch_named(args)
     known = LoadSettings.known() | GenerateSettings.known()
     flags = {name: value for name, value in vars(args).items() if name in known}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from edgespec.errors import UsageError
-from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
+from edgespec.memory.budget import MIB, PROMPT_BUFFERS, MemoryPlan, MemoryRow
 from edgespec.memory.division import plan_models
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
@@ -92,7 +92,7 @@ PROCESS_BYTES = 116 * MIB
 GRAPH_BYTES_PER_LAYER = 200_000
 BATCH_BYTES_PER_WIDTH = 90
 """Compute buffers per token of a batch and number of its width; the same file has 87."""
-BATCH_SIZES = (512, 256, 128, 64, 32)
+BATCH_SIZES = (512, 128, 64, 32)
 LOGITS_BYTES = 16
 """Bytes of a logit of a node: its float, and copies while it is sampled."""
 SEGMENTS_PER_LAYER = (1, 3, 9)
@@ -300,17 +300,17 @@ class _Weights:
                 _row(f"KV cache ({ctx_size} tokens)", kv_bytes + shape.state_bytes),
                 _row("compute graphs", GRAPH_BYTES_PER_LAYER * shape.n_layers),
             ),
-            batches=tuple(
-                BatchNeeds(size, (_row("compute buffers", self._batch_bytes(size)),), (), 1)
-                for size in BATCH_SIZES
-            ),
+            batches=tuple(BatchNeeds(size, self._batch_rows(size)) for size in BATCH_SIZES),
             resident=(_row("weights", self.dense_bytes + (experts.nbytes if experts else 0)),),
             cuts=cuts,
             experts=experts,
         )
 
-    def _batch_bytes(self, size: int) -> int:
-        return BATCH_BYTES_PER_WIDTH * size * self.shape.width + LOGITS_BYTES * self.shape.n_vocab
+    def _batch_rows(self, size: int) -> tuple[MemoryRow, ...]:
+        row_bytes, kept = BATCH_BYTES_PER_WIDTH * self.shape.width, min(size, BATCH_SIZES[1])
+        kept_bytes = row_bytes * kept + LOGITS_BYTES * self.shape.n_vocab
+        lent = MemoryRow("target", PROMPT_BUFFERS, row_bytes * (size - kept), is_lent=True)
+        return _row("compute buffers", kept_bytes), lent
 
     def _segments(self, per_layer: int) -> tuple[SegmentSize, ...]:
         size = self.layer_bytes // per_layer

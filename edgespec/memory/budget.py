@@ -130,10 +130,6 @@ class MemoryPlan:
         return sum(row.nbytes for row in self.gpu_rows)
 
     @property
-    def n_pinned(self) -> int:
-        return len(self.pinned)
-
-    @property
     def pinned_bytes(self) -> int:
         return sum(self.segments[i].nbytes for i in self.pinned)
 
@@ -199,7 +195,7 @@ class MemoryPlan:
         shown = {name: getattr(self, name) for name in SHOWN}
         return shown | {
             "segments": len(self.segments),
-            "segments_pinned": self.n_pinned,
+            "segments_pinned": len(self.pinned),
             "experts": asdict(self.experts) if self.experts else None,
             "expert_cache_bytes": self.expert_bytes,
             "rows": [row.as_dict() for row in self.rows],

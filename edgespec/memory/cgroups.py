@@ -13,9 +13,14 @@ UNLIMITED = 1 << 62
 """Limits from here on mean no limit: version 1 reports the largest number of pages instead."""
 
 
-def memory_groups(root: Path) -> list[MemoryGroup]:
-    """Memory controllers of this process's group and of all its ancestors."""
-    return [MemoryGroup(*group) for group in groups(root, "memory")]
+def memory_limit(root: Path) -> int:
+    """Least memory limit of this process's group and of all its ancestors."""
+    return min((_limit_bytes(*group) for group in groups(root, "memory")), default=UNLIMITED)
+
+
+def memory_left(root: Path) -> int:
+    """Memory that these groups leave; page cache that the kernel can drop counts as free."""
+    return min((_left_bytes(*group) for group in groups(root, "memory")), default=UNLIMITED)
 
 
 def cpu_quota(root: Path) -> float:
@@ -23,41 +28,27 @@ def cpu_quota(root: Path) -> float:
     return min((_quota(*group) for group in groups(root, "cpu")), default=UNLIMITED)
 
 
-class MemoryGroup:
-    """The memory controller of one cgroup; versions 1 and 2 differ in the names of its files."""
+def _limit_bytes(folder: Path, version: int) -> int:
+    names = ("memory.max", "memory.high") if version == 2 else ("memory.limit_in_bytes",)
+    texts = (_read(folder / name).strip() for name in names)
+    return min(int(text) if text.isdigit() else UNLIMITED for text in texts)
 
-    def __init__(self, folder: Path, version: int) -> None:
-        self._folder = folder
-        self._v2 = version == 2
 
-    def limit_bytes(self) -> int:
-        names = ("memory.max", "memory.high") if self._v2 else ("memory.limit_in_bytes",)
-        return min(self._number(name, UNLIMITED) for name in names)
-
-    def left_bytes(self) -> int:
-        limit = self.limit_bytes()
-        if limit >= UNLIMITED:
-            return UNLIMITED
-        return limit - self.used_bytes() + self._droppable_bytes()
-
-    def used_bytes(self) -> int:
-        return self._number("memory.current" if self._v2 else "memory.usage_in_bytes", 0)
-
-    def _droppable_bytes(self) -> int:
-        """Bytes of page cache that are neither mapped nor dirty."""
-        stat = table(self._folder / "memory.stat")
-        if self._v2:
-            cache = ("active_file", "inactive_file")
-            busy = ("file_mapped", "file_dirty", "file_writeback")
-        else:  # names without `total_` exclude the groups below, whose usage counts here
-            cache = ("total_active_file", "total_inactive_file")
-            busy = ("total_mapped_file", "total_dirty", "total_writeback")
-        used = sum(stat.get(name, 0) for name in busy)
-        return max(0, sum(stat.get(name, 0) for name in cache) - used)
-
-    def _number(self, name: str, default: int) -> int:
-        text = _read(self._folder / name).strip()
-        return int(text) if text.isdigit() else default
+def _left_bytes(folder: Path, version: int) -> int:
+    limit = _limit_bytes(folder, version)
+    if limit >= UNLIMITED:
+        return UNLIMITED
+    stat = table(folder / "memory.stat")
+    if version == 2:
+        used = "memory.current"
+        cache = ("active_file", "inactive_file")
+        busy = ("file_mapped", "file_dirty", "file_writeback")
+    else:  # names without `total_` exclude the groups below, whose usage counts here
+        used = "memory.usage_in_bytes"
+        cache = ("total_active_file", "total_inactive_file")
+        busy = ("total_mapped_file", "total_dirty", "total_writeback")
+    cached, kept = (sum(stat.get(name, 0) for name in names) for names in (cache, busy))
+    return limit - int(_read(folder / used) or 0) + max(0, cached - kept)
 
 
 def table(path: Path) -> dict[str, int]:

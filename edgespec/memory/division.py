@@ -32,9 +32,9 @@ HEADROOM_BYTES = 4 * MIB
 HEADROOM_SHARE = 0.01
 """Headroom beyond HEADROOM_BYTES as a share of the other rows; it covers what no row names: graphs,
 threads, buffers of Python."""
-PROCESS_SPREAD_BYTES = 5 << 19
-"""Most bytes by which a process's memory before loading may exceed that of an earlier one: arenas
-of Python, and pages of libraries that happen to be mapped."""
+PROCESS_SPREAD_BYTES = 8 * MIB
+"""Most bytes by which a process's memory before loading may exceed that of an earlier one: 3 MiB
+were measured where Python's bytecode is compiled first, and as much again of libraries' pages."""
 
 
 def plan_models(
@@ -194,7 +194,14 @@ def adjusted(plan: MemoryPlan, budget_bytes: int, cuts: Cuts) -> MemoryPlan:
     """
     smallest = smallest_budget(plan, cuts)
     if budget_bytes < smallest:
-        raise BudgetError(_too_small(plan, budget_bytes, smallest, bool(cuts)), smallest)
+        way = "load it with the smaller budget"
+        if not plan.paged or not cuts:
+            way = f"its weights stay; load it with {setting.adjustable_budget(True)}"
+        raise BudgetError(
+            f"the memory budget of {budget_bytes / MIB:.0f} MiB is too small for the loaded model, "
+            f"which needs at least {-(-smallest // MIB)} MiB: {way}",
+            smallest,
+        )
     if not plan.paged or not cuts:
         return replace(plan, budget_bytes=budget_bytes)
     room = budget_bytes - sum(row.nbytes for row in fixed_rows(plan))
@@ -202,14 +209,3 @@ def adjusted(plan: MemoryPlan, budget_bytes: int, cuts: Cuts) -> MemoryPlan:
         segments, order = tuple(cuts[cut]), pinning_order(cuts[cut])
         plan = replace(plan, cut=cut, segments=segments, order=order, pinned=frozenset())
     return divided(plan, budget_bytes)
-
-
-def _too_small(plan: MemoryPlan, budget_bytes: int, smallest: int, has_cuts: bool) -> str:
-    said = (
-        f"the memory budget of {budget_bytes / MIB:.0f} MiB is too small for what is loaded, which "
-        f"needs at least {-(-smallest // MIB)} MiB"
-    )
-    if plan.paged and has_cuts:
-        return f"{said} with its context and batches: load again with the smaller budget"
-    why = "cannot be moved" if plan.paged else "fits whole, so that its weights stay in memory"
-    return f"{said}: the target {why}; load it with {setting.adjustable_budget(True)}"

@@ -12,8 +12,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from edgespec.errors import UsageError, setting
-from edgespec.memory import cgroups
+from edgespec.errors import BudgetError, UsageError, setting
+from edgespec.memory import cgroups, heap
 from edgespec.settings.units import auto_bounds, format_size, parse_size
 
 MIB = 1 << 20
@@ -25,6 +25,10 @@ that is less, as in a small container."""
 STEP_BYTES = MIB
 """Rounding step of the process's memory in a plan: its use before loading differs by hundredths of
 a MiB from run to run, and plans should not."""
+
+KEPT_PAGES_BYTES = 16 * MIB
+"""Pages of files, of Python and its libraries, that a process uses all the time; the kernel takes
+others back before it kills."""
 
 _ROOT = Path("/")
 
@@ -65,16 +69,14 @@ def peak_rss_bytes() -> int:
 def available_bytes(root: Path = _ROOT) -> int:
     """Bytes that this process can still allocate without swapping or being killed.
 
-    The minimum of the machine's available memory and what each of the process's cgroups has left;
-    page cache that the kernel can drop counts as free.
+    The minimum of the machine's available memory and what each of the process's cgroups has left.
     """
     if sys.platform != "linux":
         import psutil
 
         return int(psutil.virtual_memory().available)
     machine = cgroups.table(root / "proc/meminfo")["MemAvailable"]
-    groups = cgroups.memory_groups(root)
-    return max(0, min([machine, *(group.left_bytes() for group in groups)]))
+    return max(0, min(machine, cgroups.memory_left(root)))
 
 
 def total_bytes(root: Path = _ROOT) -> int:
@@ -84,8 +86,7 @@ def total_bytes(root: Path = _ROOT) -> int:
 
         return int(psutil.virtual_memory().total)
     machine = cgroups.table(root / "proc/meminfo")["MemTotal"]
-    groups = cgroups.memory_groups(root)
-    return min([machine, *(group.limit_bytes() for group in groups)])
+    return min(machine, cgroups.memory_limit(root))
 
 
 def margin_bytes(total: int) -> int:
@@ -109,6 +110,30 @@ def note_on_plan(planned_bytes: int) -> str | None:
         f"this machine has {format_size(total)} of memory for this process, less than the "
         f"{format_size(planned_bytes)} planned: lower {setting.memory_budget}"
     )
+
+
+def check_room(nbytes: int, what: str) -> None:
+    """Raise BudgetError if the kernel would end this process, as in a small container, when `what`
+    takes `nbytes`."""
+    total = total_bytes()
+    if _present_bytes() + nbytes <= total:
+        return
+    heap.trim_heap()
+    needed = _present_bytes() + nbytes
+    if needed > total:
+        raise BudgetError(
+            f"{what} takes about {format_size(needed)}, and this process may have "
+            f"{format_size(total)}: raise the memory limit of its container or cgroup"
+        )
+
+
+def _present_bytes() -> int:
+    """Memory of this process now, without what the kernel takes back before it kills."""
+    resident = process_rss_bytes()
+    if sys.platform != "linux":
+        return resident
+    kept = cgroups.table(_ROOT / "proc/self/status")["RssAnon"] + KEPT_PAGES_BYTES
+    return min(resident, kept)
 
 
 def auto_note(budget_bytes: int, memory_budget: int | str) -> list[str]:

@@ -21,6 +21,7 @@ def test_several_texts_share_one_context_where_there_is_no_memory_for_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(process, "footprint_bytes", lambda: 64 * MIB)
+    monkeypatch.setattr(division, "PROCESS_SPREAD_BYTES", 0)
     settings = LoadSettings(model=embedded_pair().target, ctx_size=1024)
     one, eight = plan(settings), plan(settings.model_copy(update={"n_parallel": 8}))
     assert of_caches(eight)[0] == "KV cache (8192 tokens)"

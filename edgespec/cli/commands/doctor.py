@@ -14,7 +14,7 @@ from edgespec.cli.flags import groups
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import model_path
 from edgespec.diagnosis.machine import examine
-from edgespec.memory import room
+from edgespec.memory import process
 from edgespec.ports.findings import Finding, Topic
 from edgespec.reports import Report, Row
 
@@ -44,7 +44,7 @@ MARKS = {"fine": " ", "note": "-", "problem": "!"}
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Examine and report."""
-    room.check(EXAMINING_BYTES, "edgespec doctor")
+    process.check_room(EXAMINING_BYTES, "edgespec doctor")
     console = Console(quiet="json" in args)
     model: Path | None = model_path(args.model) if "model" in args else None
     findings = []

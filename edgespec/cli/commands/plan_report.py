@@ -98,9 +98,9 @@ def _pass_lines(
 ) -> list[str]:
     if not plan.paged:
         return ["The target fits into memory: its weights stay there, and no pass reads the disk."]
-    segments = f"{plan.n_pinned} of {len(plan.segments)} segments are pinned"
+    segments = f"{len(plan.pinned)} of {len(plan.segments)} segments are pinned"
     pinned = format_size(plan.pinned_bytes)
-    if plan.n_pinned < len(plan.segments):
+    if len(plan.pinned) < len(plan.segments):
         ring = format_size(plan.ring_bytes)
         lines = [f"{segments} ({pinned}); the others stream through a ring of {ring}."]
     else:

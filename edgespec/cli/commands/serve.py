@@ -23,7 +23,7 @@ from edgespec.cli.invocation import CommandSettings, server_settings, settings_f
 from edgespec.cli.model_list import PARALLEL, ModelList, for_requests, is_one
 from edgespec.errors import EdgespecError, UsageError, marked, setting
 from edgespec.files import cache_folder
-from edgespec.memory import process, room
+from edgespec.memory import process
 from edgespec.settings.config import GenerateSettings, Sampling
 from edgespec.settings.server_settings import ServerSettings
 from edgespec.settings.units import format_size
@@ -75,7 +75,7 @@ def add_to(parser: ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Serve until Ctrl-C or SIGTERM, and let requests under way end."""
-    room.check(IMPORTED_BYTES, "edgespec serve")
+    process.check_room(IMPORTED_BYTES, "edgespec serve")
     with extras.needed("serve", "serving needs starlette and uvicorn"):
         from edgespec.server import lifetime  # first, so that its memory is planned
 

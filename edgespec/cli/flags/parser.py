@@ -200,9 +200,9 @@ def command_module(name: str) -> Any:
     """The module of a command, with its flags (`add_to`) and what it does (`run`)."""
     module = f"edgespec.cli.commands.{name.replace('-', '_')}"
     if module not in sys.modules:
-        from edgespec.memory import room  # here, because --help does without
+        from edgespec.memory import process  # here, because --help does without
 
-        room.check(IMPORTED_BYTES, f"edgespec {name}")
+        process.check_room(IMPORTED_BYTES, f"edgespec {name}")
     return import_module(module)
 
 

@@ -18,9 +18,9 @@ IMPORTED_BYTES = 4 << 20
 def __getattr__(name: str) -> object:
     if name != "runtime":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from edgespec.memory import room
+    from edgespec.memory import process
 
-    room.check(IMPORTED_BYTES, "importing llama.cpp")
+    process.check_room(IMPORTED_BYTES, "importing llama.cpp")
     try:
         from edgespec_runtimes.gguf.entry import runtime
     except (OSError, RuntimeError) as error:  # from llama_cpp, if its library cannot be loaded

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from edgespec.errors import EdgespecError, ModelError, UsageError, setting
 from edgespec.files.regular import open_regular
-from edgespec.memory import room
+from edgespec.memory import process
 from edgespec.ports.baselines import Baselines
 from edgespec.ports.findings import Finding
 from edgespec.registry import ModelRequest, Runtime
@@ -146,7 +146,7 @@ class GgufRuntime(Runtime):
 
     def describe(self, path: Path) -> ModelDetails:
         header = read_header(path)
-        room.check(_n_texts(header) * CHECKED_BYTES_PER_TEXT, f"reading {header.name}")
+        process.check_room(_n_texts(header) * CHECKED_BYTES_PER_TEXT, f"reading {header.name}")
         validate(header, as_draft=True)
         return details_of(header)
 
@@ -156,7 +156,7 @@ def _header_if_there_is_room(path: Path) -> GgufFile:
     raises BudgetError then."""
     header = read_header(path)
     nbytes = PLANNING_BYTES + _n_texts(header) * BYTES_PER_TEXT
-    room.check(nbytes, f"planning {header.name}")
+    process.check_room(nbytes, f"planning {header.name}")
     return header
 
 

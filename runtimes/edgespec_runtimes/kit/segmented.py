@@ -149,8 +149,8 @@ class SegmentedWeights(Closeable, Generic[G]):
         """Give up what the next pass uses."""
         with self._changing:
             self._divide()
-            wanted = self._wanted
-        if wanted is not self._present:
+            wanted, present = self._wanted, self._present
+        if present is None or wanted.budget_bytes < present.budget_bytes:
             self._present = None
             self._make_room(wanted)
 

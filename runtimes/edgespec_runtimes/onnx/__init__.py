@@ -18,9 +18,9 @@ IMPORTED_BYTES = 20 << 20
 def __getattr__(name: str) -> object:
     if name != "runtime":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from edgespec.memory import room
+    from edgespec.memory import process
 
-    room.check(IMPORTED_BYTES, "importing onnxruntime")
+    process.check_room(IMPORTED_BYTES, "importing onnxruntime")
     with silenced():
         from edgespec_runtimes.onnx.entry import runtime
     globals()["runtime"] = runtime

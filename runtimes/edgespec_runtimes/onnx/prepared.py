@@ -16,7 +16,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from edgespec.errors import UsageError, setting
-from edgespec.memory import room
+from edgespec.memory import process
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.collapsing import collapse_resident
 from edgespec.memory.heap import trim_heap
@@ -102,7 +102,7 @@ class PreparedOnnx(PreparedModel):
         with self._phase("graph and vocabulary"):
             read = read_source(path)
             nbytes = PLANNING_BYTES + len(read.model.graph.node) * BYTES_PER_NODE
-            room.check(nbytes, f"planning {path}")
+            process.check_room(nbytes, f"planning {path}")
             source = artifacts.as_bytes(read)
             self._graph = compacted(simplified(source.model, where))
             source = replace(source, model=self._graph)

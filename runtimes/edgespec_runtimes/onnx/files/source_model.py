@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 
 from edgespec.errors import ModelError
 from edgespec.files.regular import read_regular
-from edgespec.memory import room
+from edgespec.memory import process
 from edgespec.paging.reader import Extent
 from edgespec_runtimes.onnx.files.outline import INLINE_BYTES, THIS_FILE, read_outline
 from edgespec_runtimes.onnx.files.roles import set_head_size
@@ -162,7 +162,7 @@ def named_model(path: Path) -> Path:
 def read_source(path: Path) -> SourceModel:
     """Read the graph of the ONNX file at `path`. Raises ModelError."""
     outline = read_outline(path)
-    room.check(READ_BYTES + len(outline) * BYTES_PER_OUTLINE_BYTE, f"reading {path}")
+    process.check_room(READ_BYTES + len(outline) * BYTES_PER_OUTLINE_BYTE, f"reading {path}")
     try:
         model = onnx.ModelProto.FromString(outline)
     except DecodeError as error:

@@ -17,7 +17,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from edgespec.errors import ModelError
-from edgespec.memory import room
+from edgespec.memory import process
 from edgespec.ports import Vocabulary, check_token
 from edgespec.ports.chat_format import ChatFormat
 from edgespec_runtimes.onnx.files.chat_format import chat_format
@@ -68,7 +68,7 @@ def read_vocabulary(
     content = read_text(path, MAX_BYTES)
     if content is None:
         raise ModelError(f"{path} is missing: an ONNX model needs its tokenizer.json beside it")
-    room.check(len(content) * MEMORY_PER_BYTE, f"reading {path}")
+    process.check_room(len(content) * MEMORY_PER_BYTE, f"reading {path}")
     try:
         tokenizer = Tokenizer.from_str(content)
         description = json.loads(content)
