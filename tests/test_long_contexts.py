@@ -54,7 +54,9 @@ def test_a_long_context_stays_within_a_budget_that_holds_half_the_weights(tmp_pa
     refused = run("plan", *models, "--memory-budget", "64MiB")["error"]
     assert "draft KV cache (1024 tokens)" in refused["message"]
     budget = refused["smallest_bytes"] + target.stat().st_size // 2
-    answer = run("generate", *models, "--memory-budget", budget, "-p", PROMPT, "-n", "16", "--quiet")
+    answer = run(
+        "generate", *models, "--memory-budget", budget, "-p", PROMPT, "-n", "16", "--quiet"
+    )
     plan, paging = answer["plan"], answer["paging"]
     assert plan["streamed_bytes"] > 0 == paging["streamed_bytes"]  # weights have what no text fills
     (cache,) = (row for row in plan["rows"] if row["what"] == f"KV cache ({N_CTX} tokens)")

@@ -224,7 +224,7 @@ MOST_LINES = {
     "grammar": 847,
     "hub": 614,
     "jobs": 422,
-    "memory": 1499,
+    "memory": 1466,
     "models": 740,
     "paging": 1900,
     "ports": 595,

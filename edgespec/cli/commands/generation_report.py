@@ -138,6 +138,5 @@ def _expert_line(experts: ExpertStats) -> str:
     n_chosen = experts.hits + experts.misses
     return (
         f"experts: of {n_chosen:,} that layers chose {experts.hits / (n_chosen or 1):.0%} were in "
-        f"memory; "
-        f"{format_size(experts.bytes_read)} read, {experts.stall_s:.2f} s waited for them"
+        f"memory; {format_size(experts.bytes_read)} read, {experts.stall_s:.2f} s waited for them"
     )
