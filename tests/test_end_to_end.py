@@ -112,8 +112,9 @@ def test_the_smallest_budget_that_is_named_always_works(big: Path) -> None:
 
 
 def test_a_pass_reads_what_is_not_pinned(big: Path, smallest_here: int) -> None:
-    budget = smallest_here - 4 * MIB  # without the draft
-    answer = run_here(*of_text("-m", big, "--memory-budget", str(budget), n=48)).json
+    budget = smallest_here + MIB // 2
+    of_budget = ("-m", big, "--memory-budget", str(budget), "--batch-size", "128")
+    answer = run_here(*of_text(*of_budget, n=48)).json  # no memory goes to a prompt and back
     paging = answer["paging"]
     assert paging["pinned_bytes"] > 0
     # the last reading ahead serves no pass; a ring is a small part of 48 passes

@@ -134,7 +134,8 @@ def paged() -> tuple[list[Event], PagingStats]:
     from edgespec_runtimes.gguf import runtime
 
     trace, file = trace_in_memory()
-    request = model_request(embedded_pair().target, ctx_size=256, max_nodes=4, trace=trace)
+    wanted = {"ctx_size": 256, "max_nodes": 4, "batch_size": 128}  # memory stays where it is
+    request = model_request(embedded_pair().target, **wanted, trace=trace)
     with trace, closing(runtime.prepare(request)) as prepared:
         needs = prepared.needs()
         rows, paged = needs.common_rows(), needs.paged_rows()
