@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 1243,
     "chat": 1737,
     "cli": 4598,
-    "completions": 3843,
+    "completions": 3847,
     "concurrency": 540,
     "diagnosis": 480,
     "engine": 4105,

@@ -71,10 +71,13 @@ def begun_call(text: str, optional: Mapping[str, Collection[str]]) -> ToolCall |
         told = told[: mark if mark >= 0 else None].rstrip("}],` \t\r\n")
     if _CONTROL.search(told):
         told = _STRING.sub(lambda found: _CONTROL.sub(_escaped, found[0]), told)
-    if names := "|".join(re.escape(json.dumps(one)) for one in optional[name[0]]):
+    names = "|".join(re.escape(json.dumps(one)) for one in optional[name[0]])
+    if names and "null" in told:
         null = rf"(?:{names})\s*:\s*null\s*"
         told = re.sub(rf",\s*{null}(?=[,}}])|(?<={{)(?:\s*{null}(?:,|(?=}})))+\s*", "", told)
-        told = told if found else _MAY_BE_NULL.sub("", told)
+    at = max(told.rfind(","), told.rfind("{") + 1)
+    if names and not found and _MAY_BE_NULL.match(told, at):
+        told = told[:at]
     return ToolCall(name[0], told)
 
 

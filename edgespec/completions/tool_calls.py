@@ -174,5 +174,6 @@ def _never_null(schema: Mapping[str, Any]) -> list[str]:
     """Names of arguments that may be left out, and that a schema does not allow to be null."""
     properties, required = schema.get("properties"), schema.get("required")
     its = properties if isinstance(properties, Mapping) else {}
-    needed = required if isinstance(required, list) else ()
-    return [name for name in its if name not in needed and "null" not in json.dumps(its[name])]
+    needed = {*(required if isinstance(required, list) else ())}
+    names = [name for name in its if name not in needed and not {*",{"} & {*name}]
+    return [name for name in names if "null" not in json.dumps(its[name])]
