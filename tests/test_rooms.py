@@ -220,7 +220,7 @@ MOST_LINES = {
     "completions": 3847,
     "concurrency": 540,
     "diagnosis": 480,
-    "engine": 4105,
+    "engine": 4095,
     "grammar": 847,
     "hub": 614,
     "jobs": 422,

@@ -92,7 +92,8 @@ class Engine(Scheduler):
             target.give_features(draft.info.feature_layers, draft.take_features)
         self.target, self.trace, self.settings = target, trace, settings
         self.pacer = PACERS[settings.pacer]
-        self.limits, self.width = settings.limits_for(target.info), settings.width(target.info)
+        self.limits = settings.limits_for(target.info)
+        self.width = settings.n_candidates if self.limits.max_branches > 1 else 1
         usable = None if reason else draft
         self.sources = line_up(target, usable, sources, settings, acceptance.growth)
         draws = acceptance.growth is not None and bool(self.sources)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
@@ -54,24 +54,16 @@ class EngineSettings(Speculation, ContextEnd):
     @property
     def unusual(self) -> str:
         """Settings that differ from their defaults, as text; part of the cache key of costs."""
-        names = self._changed({"remember", *ContextEnd.model_fields})
-        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
+        others = {"remember", *ContextEnd.model_fields}
+        changed = self.model_dump(exclude_defaults=True, exclude=others)
+        return ", ".join(f"{name}={value}" for name, value in changed.items())
 
     @property
     def of_guesses(self) -> Sequence[str]:
         """Names of the rules and limits of guessing that differ from their defaults."""
-        changed = {*self._changed({"lookup"})} & Speculation.model_fields.keys()
+        names = Speculation.model_fields.keys() - {"lookup"}
+        changed = self.model_dump(exclude_defaults=True, include=names).keys()
         return sorted(changed | ({"draft_max"} if self.pins_draft_max else set()))
-
-    def _changed(self, others: Collection[str]) -> list[str]:
-        """Names of settings that differ from their defaults, without `others`."""
-        fields = type(self).model_fields.items()
-        changed = (name for name, field in fields if getattr(self, name) != field.default)
-        return [name for name in changed if name not in others]
-
-    def width(self, info: ModelInfo) -> int:
-        """Most children of a node: one, for a line, where a target verifies no more."""
-        return self.n_candidates if info.max_branches > 1 else 1
 
     def limits_for(self, info: ModelInfo) -> Limits:
         """The limits of trees over this target."""
