@@ -7,8 +7,8 @@ import json
 import os
 import socket
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     console = Console(quiet="quiet" in args)
     log = RequestLog(console, is_json=told.log_json, quiet="quiet" in args)
     with ExitStack() as stack:
-        listener = stack.enter_context(_listening(guard.host, told.port))
+        listener = stack.enter_context(_listener(guard.host, told.port))
         args.keeps_one_text_fast = True
         args.body_bytes = told.max_body or 0
         server = lifetime.Server(guard, told.drain, log, doing=lambda: console.doing)
@@ -249,19 +249,16 @@ def _guard(told: ServerSettings) -> Guard:
     )
 
 
-@contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """Open a listening socket, before the model is loaded. Raises EdgespecError."""
+def _listener(host: str, port: int) -> socket.socket:
+    """A listening socket, before the model is loaded. Raises EdgespecError."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family)
+        return socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
         reason = str(getattr(error, "strerror", None) or error).partition(" (")[0]
         raise EdgespecError(
             f"cannot listen at {host}, port {port}: {reason}; --port 0 takes a free one"
         ) from error
-    with listener:
-        yield listener
 
 
 def _address(listener: socket.socket) -> str:
