@@ -24,7 +24,7 @@ from jinja2.utils import Namespace
 from edgespec.chat.render_limits import OwnList, RenderingLimits, TemplateLimitError
 
 _REFUSED_FILTERS = (
-    *("batch", "center", "filesizeformat", "forceescape", "format", "pprint", "random", "round"),
+    *("batch", "center", "filesizeformat", "forceescape", "pprint", "random", "round"),
     *("slice", "striptags", "sum", "urlize", "wordwrap", "xmlattr"),
 )
 """Filters that no template of a model needs, which grow or are slow in ways of their own."""

@@ -100,6 +100,7 @@ def test_a_template_that_loops_is_stopped(source, monkeypatch):
         "{{ '%9999999999d' % 1 }}",
         "{{ '%*d' % (999999999, 1) }}",
         "{{ '{:9999999999}'.format(1) }}",
+        "{{ '%9999999999d' | format(1) }}",
         "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}"
         "{% endfor %}",
         "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}"
@@ -217,7 +218,7 @@ def test_a_template_reaches_nothing_but_its_arguments(source):
         render(source)
 
 
-@pytest.mark.parametrize("use", ["'a'.center(9)", "'a'.zfill(9)", "'%9d' | format(1)", "[1] | sum"])
+@pytest.mark.parametrize("use", ["'a'.center(9)", "'a'.zfill(9)", "[1] | sum"])
 def test_what_grows_in_ways_of_its_own_is_not_offered(use):
     with pytest.raises(ModelError, match=r"refuses these messages|is wrong in line 1"):
         render("{{ " + use + " }}")
