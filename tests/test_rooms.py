@@ -216,7 +216,7 @@ MOST_LINES = {
     "batch": 509,
     "bench": 1243,
     "chat": 1737,
-    "cli": 4598,
+    "cli": 4595,
     "completions": 3847,
     "concurrency": 540,
     "diagnosis": 480,
