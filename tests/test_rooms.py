@@ -221,11 +221,15 @@ MOST_LINES = {
     "concurrency": 540,
     "diagnosis": 480,
     "engine": 4095,
+    "enlarge": 953,
+    "gguf": 12125,
     "grammar": 847,
     "hub": 614,
     "jobs": 422,
+    "kit": 475,
     "memory": 1466,
     "models": 740,
+    "onnx": 7985,
     "paging": 1900,
     "ports": 595,
     "rules": 955,
@@ -239,5 +243,5 @@ MOST_LINES = {
 
 @pytest.mark.parametrize("folder", MOST_LINES)
 def test_a_folder_grows_no_longer(folder: str) -> None:
-    files = (ROOT / "edgespec" / folder).rglob("*.py")
+    files = (path for package in PACKAGES.values() for path in (package / folder).rglob("*.py"))
     assert sum(len(path.read_text().splitlines()) for path in files) <= MOST_LINES[folder]

@@ -6,8 +6,7 @@ pass, so that a vector depends on its text alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -169,12 +168,17 @@ class GgufEmbedder(EmbeddingModel):
             raise ContextOverflow(self.info.n_ctx, n_tokens)
         rows = Rows([int(token) for token in tokens], [*range(n_tokens)], [[0]] * n_tokens)
         with self._model.users.use(exclusive=True):
-            with self._pass(n_tokens):
+            self._weights.begin_pass(n_tokens)
+            try:
                 lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
                 self._batch.fill(rows, range(n_tokens))
                 code = int(lib.llama_decode(self._context, self._batch.raw))
-            if self._stop.is_set or code == _ABORTED:
-                self._stop.is_set = False
+            finally:
+                self._weights.end_pass()
+            is_stopped, self._stop.is_set = self._stop.is_set, False
+            if self._weights.failure is not None:
+                raise self._weights.failure
+            if is_stopped or code == _ABORTED:
                 raise Cancelled("the model was asked to stop")
             if code:
                 raise EdgespecError(f"llama.cpp failed to compute (code {code})")
@@ -195,16 +199,3 @@ class GgufEmbedder(EmbeddingModel):
     def _release(self) -> None:
         lib.llama_free(self._context)
         close_all(self._model.close, self._weights.close)
-
-    @contextmanager
-    def _pass(self, n_tokens: int) -> Iterator[None]:
-        """Weights in place for a pass; raises what their reading raised."""
-        self._weights.begin_pass(n_tokens)
-        try:
-            yield
-        finally:
-            self._weights.end_pass()
-        if self._weights.failure is not None:
-            failure = self._weights.failure
-            self._stop.is_set = False
-            raise failure

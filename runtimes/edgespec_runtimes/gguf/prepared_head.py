@@ -6,6 +6,7 @@ EAGLE-3 and DFlash heads have files of their own; prediction layers (MTP) are in
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -107,30 +108,21 @@ class PreparedHead(PreparedReader):
         if request.target is not None and missing_matrices(header):
             target = read_header(request.target)
         head = head_shape(header, target)
-        if GgufOptions.of(request.options).servers_of(request.owner):
-            raise ModelError(
-                f"{header.path} is a head, which is computed here: leave its RPC servers out"
-            )
         self._borrowed = BorrowedMatrices(head, target) if target is not None else None
-        try:
+        with ExitStack() as owned:
+            if self._borrowed is not None:
+                owned.enter_context(self._borrowed)
             super().__init__(request, header, head, self._borrowed and self._borrowed.context)
-        except BaseException:
-            self._close_borrowed()
-            raise
+            self._owned = owned.pop_all()
 
     def close(self) -> None:
-        close_all(super().close, self._close_borrowed)
+        close_all(super().close, self._owned.close)
 
     def _copies(self, model: loading.Model) -> CopiedWeights | None:
-        borrowed, self._borrowed = self._borrowed, None
-        if borrowed is not None:
-            model.lender = borrowed.context
-        return borrowed
-
-    def _close_borrowed(self) -> None:
-        borrowed, self._borrowed = self._borrowed, None
-        if borrowed is not None:
-            borrowed.close()
+        self._owned.pop_all()  # it is the model's from now on
+        if self._borrowed is not None:
+            model.lender = self._borrowed.context
+        return self._borrowed
 
 
 class PreparedOwnHead(PreparedReader):

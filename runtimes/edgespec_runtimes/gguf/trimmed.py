@@ -7,6 +7,7 @@ Of its matrices, those that the target pins are the target's own, and only the r
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -92,22 +93,15 @@ class PreparedTrimmed(PreparedGguf):
         if plan is None or not (shared or (self._nested and plan.paged)):
             return super().load(plan, progress)
         shape, _ = self.contexts[plan.batches.get(self.request.owner, 0)]
-        traced = self._mapped.traced
-        model, weights = (
-            self._mapped.take_model(),
-            SharedWeights(self._header, traced, shared, self._nested),
-        )
-        try:
+        weights = SharedWeights(self._header, self._mapped.traced, shared, self._nested)
+        with ExitStack() as on_failure:
+            model = self._mapped.take_model()
+            on_failure.callback(model.close)
+            on_failure.callback(weights.close)
             with self._phase("weights"):
                 weights.fill(lambda: self.stop.is_set, progress)
-        except BaseException:
-            close_all(weights.close, model.close)
-            raise
-        try:
             opened = self._open(model, shape, None)
-        except BaseException:
-            weights.close()
-            raise
+            on_failure.pop_all()
         assert isinstance(opened, TrimmedModel)
         opened.hold(weights)
         return opened

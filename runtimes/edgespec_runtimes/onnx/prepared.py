@@ -32,17 +32,10 @@ from edgespec_runtimes.onnx.decoder import Decoder
 from edgespec_runtimes.onnx.files.roles import find_roles
 from edgespec_runtimes.onnx.files.source_model import SourceModel, read_source, with_weights
 from edgespec_runtimes.onnx.files.vocabulary import read_vocabulary
-from edgespec_runtimes.onnx.graph.accuracy import (
-    has_packed,
-    set_accuracy,
-)
+from edgespec_runtimes.onnx.graph.accuracy import has_packed, set_accuracy
 from edgespec_runtimes.onnx.graph.angles import trimmed
 from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
-from edgespec_runtimes.onnx.graph.flow import (
-    PACKED,
-    angle_switch,
-    simplified,
-)
+from edgespec_runtimes.onnx.graph.flow import PACKED, angle_switch, simplified
 from edgespec_runtimes.onnx.graph.lookups import with_blocks_by_row, with_rows_fed
 from edgespec_runtimes.onnx.graph.rewriting import compacted, pruned
 from edgespec_runtimes.onnx.memory import decoder_needs
@@ -245,9 +238,6 @@ class PreparedOnnx(PreparedModel):
             )
         set_accuracy(self._graph.graph, level)
 
-    def _has(self, operators: Sequence[str]) -> bool:
-        return self._deployed.fitted.has(operators)
-
     @property
     def _n_threads(self) -> int:
         small = self.info.size_bytes < SMALL_MODEL_BYTES
@@ -346,7 +336,7 @@ class PreparedOnnx(PreparedModel):
     def _weights_class(self, progress: Progress | None) -> Callable[..., OnnxWeights]:
         deployment, layouts = self._deployed, self._deployed.fitted.layouts
         if not layouts:
-            return PackedWeights if self._has(PACKED) else OnnxWeights
+            return PackedWeights if deployment.fitted.has(PACKED) else OnnxWeights
         cut, n_threads = deployment.fitted.cut, self._n_threads
         file = records(
             cut, self._source, layouts, n_threads, made_by(cut), self._is_stopped, progress
