@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 1243,
     "chat": 1737,
     "cli": 4595,
-    "completions": 3847,
+    "completions": 3836,
     "concurrency": 540,
     "diagnosis": 480,
     "engine": 4095,

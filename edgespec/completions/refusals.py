@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic_core import from_json
@@ -28,25 +29,20 @@ _KINDS = {
 }
 
 
+@dataclass(eq=False)
 class Refusal(Exception):
     """An error with its HTTP status and response body."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        code: str | None = None,
-        param: str | None = None,
-        headers: dict[str, str] | None = None,
-        figures: dict[str, Any] | None = None,
-    ) -> None:
-        """`figures` are further fields of the error."""
-        super().__init__(message)
-        self.figures = figures or {}
-        self.status = status
-        self.code = code
-        self.param = param
-        self.headers = headers or {}
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
+    """Further fields of the error."""
+
+    def __str__(self) -> str:
+        return self.message
 
     @property
     def content(self) -> dict[str, Any]:

@@ -208,7 +208,7 @@ class Completion(Closeable):
                 choices.append({"index": source.index} | self.reply.choice(self, logged))
                 n_characters += len(self.result.text)
                 most = request_limits.MAX_ANSWER_CHARACTERS
-                if self._service.limits_answers and len(choices) > 1 and n_characters > most:
+                if self._service.serves and len(choices) > 1 and n_characters > most:
                     raise RequestError(
                         f"the choices have more than {most:,} characters together: ask "
                         "for fewer choices or fewer tokens, or for a stream",

@@ -82,16 +82,15 @@ class Completions:
     clock: Callable[[], float] = time.time
     sampling: dict[str, Any] = field(default_factory=dict)
     """Defaults of requests, by fields of `SamplingParams`."""
-    limits_answers: bool = False
-    """True: whole responses with log probabilities or several choices have a server's limits."""
+    serves: bool = False
+    """True: whole responses with log probabilities or several choices have a server's limits, and
+    texts of streams do not wait for whoever takes their chunks."""
     on_result: OnResult = lambda _: None
     """Called with the result of each generation."""
     n_at_once: Callable[[], int] = lambda: 1
     """Number of generations of a request that may run in parallel."""
     max_tokens: int | None = None
     """Most tokens of a text, whatever a request asks for."""
-    writes_ahead: bool = False
-    """True: texts of streams do not wait for whoever takes their chunks."""
     reasoning_budget: int | None = None
     """Most tokens of reasoning, unless a request names another number."""
     check_open: Callable[[], None] = lambda: None
@@ -234,7 +233,7 @@ class Completions:
         if copies * len(prompts) == 1 and n_others is None:
             return 0
         n_tokens = copies * sum(self._session.most_tokens(len(one), limit) for one in prompts)
-        if self.limits_answers and n_others is not None:
+        if self.serves and n_others is not None:
             most = request_limits.max_answer_tokens(n_others)
             if n_tokens > most:
                 raise RequestError(
@@ -268,7 +267,7 @@ class Completions:
             shown=shown,
             client=client,
             notes=() if grammar is None else grammar.notes,
-            runs_ahead=self.writes_ahead or not request.stream,
+            runs_ahead=self.serves or not request.stream,
         )
 
         def start(param: str, text: TextRequest, grammar: Grammar | None) -> Tokens:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
 
 from edgespec.chat.call_marks import BLOCKS
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.chat.reasoning import ReasoningSplitter
 from edgespec.completions.calls import Parameters, ToolCall
-from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Kind, message_of
+from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Kind
 from edgespec.completions.tool_calls import CallSplitter
 
 
@@ -89,11 +88,6 @@ class MessageWriter:
     @property
     def has_calls(self) -> bool:
         return any(part.kind == "call" for part in self.parts)
-
-    @property
-    def message(self) -> dict[str, Any]:
-        """The message in OpenAI's format, with `reasoning_content` if there is reasoning."""
-        return message_of(self.parts)
 
     @property
     def _is_in_call(self) -> bool:

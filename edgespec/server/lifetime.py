@@ -102,10 +102,9 @@ class Server:
                 session.target.n_ctx,
                 sampling=dict(sampling),
                 max_tokens=max_tokens,
-                limits_answers=True,
+                serves=True,
                 on_result=figures.count,
                 n_at_once=partial(self._queue.n_for_each, turns),
-                writes_ahead=True,
                 reasoning_budget=None if reasoning == -1 else reasoning,
                 check_open=_refuse_cut,
             )

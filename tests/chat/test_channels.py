@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.chat.reasoning import ReasoningSplitter, marks_of
+from edgespec.completions.protocols.answer_parts import message_of
 from edgespec.completions.writing import MessageWriter
 
 THOUGHT = "<|channel|>analysis<|message|>Rome?<|end|>"
@@ -57,7 +58,7 @@ def test_a_call_in_a_channel_is_a_call(n: int) -> None:
     for at in range(0, len(text), n):
         writer.push(text[at : at + n])
     writer.finish()
-    message = writer.message
+    message = message_of(writer.parts)
     assert message["reasoning_content"] == "Rome?" and message["content"] is None
     assert message["tool_calls"][0]["function"] == {
         "name": "weather",

@@ -44,7 +44,7 @@ class RoomySession:
 
 
 MOST = request_limits.max_answer_tokens(20)
-SERVICE = Completions(RoomySession(), limits_answers=True)
+SERVICE = Completions(RoomySession(), serves=True)
 
 
 @pytest.mark.costly

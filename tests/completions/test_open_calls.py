@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.chat.prompts import ChatPrompt
-from edgespec.completions.protocols.answer_parts import Change, delta_of
+from edgespec.completions.protocols.answer_parts import Change, delta_of, message_of
 from edgespec.completions.writing import MessageWriter
 
 ARGUMENTS = {
@@ -64,9 +64,9 @@ def whole(text: str) -> tuple[str, list[tuple[str, str, str]]]:
     message = writer()
     message.push(text)
     message.finish()
-    calls = message.message.get("tool_calls", ())
+    calls = message_of(message.parts).get("tool_calls", ())
     found = [(c["id"], c["function"]["name"], c["function"]["arguments"]) for c in calls]
-    return message.message["content"] or "", found
+    return message_of(message.parts)["content"] or "", found
 
 
 def test_arguments_come_as_they_are_written():
@@ -115,9 +115,9 @@ FORMS = [
 def test_a_stream_has_what_a_whole_answer_has(text, size):
     deltas, message = streamed(text, size)
     assert joined(deltas) == whole(text)
-    assert [call["function"]["arguments"] for call in message.message.get("tool_calls", ())] == [
-        arguments for *_, arguments in whole(text)[1]
-    ]
+    assert [
+        call["function"]["arguments"] for call in message_of(message.parts).get("tool_calls", ())
+    ] == [arguments for *_, arguments in whole(text)[1]]
 
 
 @pytest.mark.parametrize(

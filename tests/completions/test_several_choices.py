@@ -84,7 +84,7 @@ class SeedSession:
 
 
 WARM = {"temperature": 1.0, "seed": 40}
-LIMITED = {"limits_answers": True}
+LIMITED = {"serves": True}
 
 
 def text(session: SeedSession, limited: Any = None, **fields: Any) -> Completion:

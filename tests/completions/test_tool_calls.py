@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.chat.reasoning import Marks
-from edgespec.completions.protocols.answer_parts import delta_of
+from edgespec.completions.protocols.answer_parts import delta_of, message_of
 from edgespec.completions.tool_calls import CallSplitter, ToolCall
 from edgespec.completions.writing import MessageWriter
 
@@ -55,7 +55,7 @@ def test_a_message_has_reasoning_content_and_calls():
     deltas = message.push(f"<think>\nHm.\n</think>\n\nI add.{CALL}") + message.finish()
     function = {"name": "add", "arguments": '{"a": 1}'}
     call = {"id": "call_1", "type": "function", "function": function}
-    assert message.message == {
+    assert message_of(message.parts) == {
         "content": "I add.",
         "reasoning_content": "Hm.",
         "tool_calls": [call],
@@ -65,7 +65,7 @@ def test_a_message_has_reasoning_content_and_calls():
         {"content": "I add."},
         {"tool_calls": [{"index": 0} | call]},
     ]
-    assert json.dumps(message.message)
+    assert json.dumps(message_of(message.parts))
 
 
 def test_a_call_in_reasoning_that_is_never_closed_is_a_call():
@@ -84,4 +84,4 @@ def test_reasoning_that_the_prompt_opened_is_told_apart():
     message = writer(inside="<assistant><think>\n")
     message.push("Hm.</think>Four.")
     message.finish()
-    assert message.message == {"content": "Four.", "reasoning_content": "Hm."}
+    assert message_of(message.parts) == {"content": "Four.", "reasoning_content": "Hm."}

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             loaded,
             max_prompt_tokens=loaded.target.n_ctx,
             sampling=loaded.chat_sampling,
-            limits_answers=True,
+            serves=True,
         )
 
         def lines() -> Iterator[tuple[int, bytes | None]]:
