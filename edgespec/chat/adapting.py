@@ -64,11 +64,11 @@ class ShownContent:
         """
         kinds = _kinds_of_turns(turns)
         key = tuple(map(_shape, kinds)), with_tools
-        if key not in self._forms:
+        if (form := self._forms.get(key)) is None:
             if len(self._forms) >= _MAX_SHAPES:
                 self._forms.clear()
-            self._forms[key] = self._best(kinds, _TOOLS if with_tools else None)[1]
-        return _changed(turns, self._forms[key])
+            form = self._forms[key] = self._best(kinds, _TOOLS if with_tools else None)[1]
+        return _changed(turns, form)
 
     def _best(
         self, turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]] | None
