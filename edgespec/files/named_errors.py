@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from edgespec.errors import EdgespecError, UsageError
 
@@ -22,3 +23,14 @@ def named(what: str, kind: type[EdgespecError] = UsageError) -> Iterator[None]:
         raise kind(f"{what}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise kind(f"{what}: not UTF-8 at byte {error.start}: convert it first") from error
+
+
+def check_output(path: Path) -> None:
+    """Raise UsageError for a path that cannot be written, before long work starts."""
+    if path.is_dir():
+        raise UsageError(f"{path} cannot be written: it is a folder: name a file in it")
+    if not path.parent.is_dir():
+        raise UsageError(
+            f"{path} cannot be written: there is no folder {path.parent}: make it, or name another "
+            "file"
+        )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 
 from edgespec.errors import BudgetError, EdgespecError, ModelError, StateError, UsageError
-from edgespec.files.named_errors import named
+from edgespec.files.named_errors import check_output, named
 from edgespec.tracing.spans import Detail, Span, Trace, Track
 
 MAX_EVENTS = 2048
@@ -72,13 +72,7 @@ def open_trace(path: str | Path) -> TraceFile:
     is an error of `close` alone.
     """
     path = Path(path)
-    if not path.parent.is_dir():
-        raise UsageError(
-            f"the trace {path} cannot be written: there is no folder {path.parent}: make it, or "
-            "name another file"
-        )
-    if path.is_dir():
-        raise UsageError(f"the trace {path} cannot be written: it is a folder: name a file in it")
+    check_output(path)
     if path.is_file():
         with named(f"the trace {path} cannot be written", EdgespecError), path.open("rb") as file:
             begun = file.read(len(_OPENING))

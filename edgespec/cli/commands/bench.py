@@ -37,7 +37,6 @@ from edgespec.bench.summary import spread, summaries
 from edgespec.cli.commands import demo
 from edgespec.cli.console import STDOUT, Console, report_failure, write_json
 from edgespec.cli.flags import groups
-from edgespec.cli.flags.checked_values import check_output
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import (
     measured_sampling,
@@ -46,6 +45,7 @@ from edgespec.cli.invocation import (
 )
 from edgespec.errors import EdgespecError, marked
 from edgespec.extras import installed_version
+from edgespec.files.named_errors import check_output
 from edgespec.jobs import limits
 from edgespec.jobs.limits import Limiter, ProcessLimits
 from edgespec.memory import process

@@ -10,11 +10,12 @@ from pathlib import Path
 from edgespec.cli.commands.generation_report import generation_report
 from edgespec.cli.console import STDOUT, Console, report_failure, write_json
 from edgespec.cli.flags import groups
-from edgespec.cli.flags.checked_values import check_output, grammar_from
+from edgespec.cli.flags.checked_values import grammar_from
 from edgespec.cli.interrupts import INTERRUPTED, Interrupts
 from edgespec.cli.invocation import read_prompt, settings_from
 from edgespec.errors import Cancelled, EdgespecError
 from edgespec.extras import installed_version
+from edgespec.files.named_errors import check_output
 from edgespec.reports import Row
 from edgespec.tracing.spans import OFF, Trace
 

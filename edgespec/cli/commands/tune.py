@@ -21,11 +21,11 @@ from edgespec.bench.tuned_modes import Variant, fastest, ratios, slower_half, va
 from edgespec.cli.commands.bench import chosen_prompts
 from edgespec.cli.console import Console, write_file
 from edgespec.cli.flags import groups
-from edgespec.cli.flags.checked_values import check_output
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import CommandSettings, measured_sampling, with_drafts_of
 from edgespec.errors import EdgespecError
 from edgespec.extras import installed_version
+from edgespec.files.named_errors import check_output
 from edgespec.reports import Report, Row, Table
 from edgespec.settings.base import key_of
 from edgespec.settings.config import Speculation

@@ -32,17 +32,6 @@ def text_of(args: argparse.Namespace, name: str, max_bytes: int) -> str | None:
     return read_text(spell(name), Path(value[1:]), max_bytes)
 
 
-def check_output(path: Path) -> None:
-    """Raise UsageError for a path that cannot be written, before a long measurement starts."""
-    if path.is_dir():
-        raise UsageError(f"{path} cannot be written: it is a folder: name a file in it")
-    if not path.parent.is_dir():
-        raise UsageError(
-            f"{path} cannot be written: there is no folder {path.parent}: make it, or name another "
-            "file"
-        )
-
-
 def template_from(args: argparse.Namespace) -> str | None:
     """The chosen chat template; None leaves the model's own. Raises UsageError."""
     from edgespec.chat import prompts  # with numpy, which flags do without

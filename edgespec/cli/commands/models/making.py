@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from edgespec.cli.commands.models import describing
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
-from edgespec.cli.flags.checked_values import check_output
 from edgespec.errors import UsageError
 from edgespec.files import cache_folder
+from edgespec.files.named_errors import check_output
 from edgespec.models import catalogue
 from edgespec.reports import Report, Row
 from edgespec.settings.config import LoadSettings
