@@ -216,7 +216,7 @@ MOST_LINES = {
     "batch": 509,
     "bench": 1243,
     "chat": 1737,
-    "cli": 4595,
+    "cli": 4585,
     "completions": 3836,
     "concurrency": 540,
     "diagnosis": 480,
