@@ -9,12 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from edgespec.completions import llama_fields
 from edgespec.completions.protocols.contents import reading, string
@@ -267,12 +262,11 @@ class ChatRequest(CommonRequest):
                 f"chat_template_kwargs.{min(reserved)} is set by the server: leave it out",
                 "chat_template_kwargs",
             )
-        for name in ("add_generation_prompt", "continue_final_message"):
-            if (value := getattr(self, name)) is not None:
-                variables[name] = value
         reasoning = self.reasoning or Reasoning()
         effort = self.reasoning_effort or reasoning.effort
         for name, value in (
+            ("add_generation_prompt", self.add_generation_prompt),
+            ("continue_final_message", self.continue_final_message),
             ("reasoning_effort", "none" if reasoning.enabled is False else effort),
             ("enable_thinking", False if effort == "none" else reasoning.enabled),
         ):

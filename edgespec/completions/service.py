@@ -31,18 +31,10 @@ from edgespec.completions.requests import (
     CompletionRequest,
     check_tokens,
 )
-from edgespec.completions.running_request import (
-    ChoiceSource,
-    Completion,
-    OnResult,
-    Reply,
-)
+from edgespec.completions.running_request import ChoiceSource, Completion, OnResult, Reply
 from edgespec.completions.writing import MessageWriter
 from edgespec.errors import ContextOverflow, EdgespecError, ModelError
-from edgespec.grammar.specification import (
-    GRAMMAR_BYTES,
-    Grammar,
-)
+from edgespec.grammar.specification import GRAMMAR_BYTES, Grammar
 from edgespec.ports.text_request import Constraint, TextRequest, Tokens
 from edgespec.settings.config import SamplingParams
 from edgespec.values import ModelInfo

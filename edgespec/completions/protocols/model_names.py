@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from edgespec.completions.refusals import Refusal
 
@@ -31,22 +30,23 @@ class HostedModel:
     """True if no model has to leave to know that it cannot be loaded."""
 
 
-Model = TypeVar("Model", bound=HostedModel)
-
-
-def model_named(models: Sequence[Model], name: str | None, embeds: bool | None = None) -> Model:
+def model_named(
+    models: Sequence[HostedModel], name: str | None, embeds: bool | None = None
+) -> HostedModel:
     """The model that a request names; the only one answers to every name.
 
     A request without a name means the only one of its kind. `embeds` says which kind is asked for.
     Raises Refusal for a name that is missing or unknown, and for one of the other kind.
     """
-    if len(models) == 1:
-        found: Model | None = models[0]
-    elif name is None:
-        found = _only(models, embeds)
-    else:
-        names = (name, f"{name}{SUFFIX}", name.removesuffix(SUFFIX))
-        found = next((m for one in names for m in models if m.name == one), None)
+    names = (name, f"{name}{SUFFIX}", str(name).removesuffix(SUFFIX))
+    found = next((model for one in names for model in models if model.name == one), None)
+    right = [model for model in models if embeds is None or model.embeds == embeds]
+    if len(models) == 1 or (name is None and len(right) == 1):
+        found = models[0] if len(models) == 1 else right[0]
+    elif name is None:  # a text must not depend on which model happens to be loaded
+        known = ", ".join(model.name for model in right or models)
+        message = f"the request names no model: give model, one of {known}"
+        raise Refusal(400, message, code="missing_required_parameter", param="model")
     if found is None:
         known = ", ".join(model.name for model in models)
         raise Refusal(
@@ -65,17 +65,3 @@ def model_named(models: Sequence[Model], name: str | None, embeds: bool | None =
 def not_loaded(name: str, reason: str) -> Refusal:
     """The refusal of a request whose model cannot be loaded."""
     return Refusal(500, f"{name} cannot be loaded: {reason}", code="model_not_loaded")
-
-
-def _only(models: Sequence[Model], embeds: bool | None) -> Model:
-    right = [model for model in models if embeds is None or model.embeds == embeds]
-    if len(right) == 1:
-        return right[0]
-    # a text must not depend on which model happens to be loaded
-    known = ", ".join(model.name for model in right or models)
-    raise Refusal(
-        400,
-        f"the request names no model: give model, one of {known}",
-        code="missing_required_parameter",
-        param="model",
-    )

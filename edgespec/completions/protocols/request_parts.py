@@ -11,12 +11,7 @@ from contextvars import ContextVar
 from difflib import get_close_matches
 from typing import Any, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from edgespec.errors import ContextOverflow, UsageError
