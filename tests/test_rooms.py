@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 1243,
     "chat": 1737,
     "cli": 4585,
-    "completions": 3803,
+    "completions": 3796,
     "concurrency": 540,
     "diagnosis": 480,
     "engine": 4095,

@@ -73,17 +73,10 @@ def refusal_of(error: BaseException) -> Refusal:
         case RequestError():
             return Refusal(400, str(error), error.code, error.param, figures=error.figures)
         case ContextOverflow():
-            return Refusal(
-                400,
-                str(error),
-                code="context_length_exceeded",
-                param=error.param,
-                figures={
-                    "type": "exceed_context_size_error",  # llama.cpp's; `code` is OpenAI's
-                    "n_prompt_tokens": error.n_prompt_tokens,
-                    "n_ctx": error.n_ctx,
-                },
-            )
+            figures: dict[str, Any] = {"n_prompt_tokens": error.n_prompt_tokens}
+            figures |= {"n_ctx": error.n_ctx, "type": "exceed_context_size_error"}  # llama.cpp's
+            code = "context_length_exceeded"  # OpenAI's
+            return Refusal(400, str(error), code, error.param, figures=figures)
         case GrammarError():
             return Refusal(400, str(error), code="invalid_grammar", param="response_format")
         case BudgetError():
