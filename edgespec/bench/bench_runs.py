@@ -247,7 +247,7 @@ def named_drafts(paths: Sequence[Path], target: Path, runtime: Runtime) -> list[
         is_own = path == target and registry.find(target).guesses_itself(target)
         is_whole = not is_own and registry.describe(path).head is None
         in_library = is_whole and registry.find(path).name == runtime.name
-        drafts.append(BenchDraft(path, name, in_library, is_own))
+        drafts.append(BenchDraft(path, name, in_library))
     return drafts
 
 

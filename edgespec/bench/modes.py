@@ -28,8 +28,6 @@ class BenchDraft:
     in_library: bool = True
     """True if the target's library can run it: a model of the same runtime, in a file of its own.
     """
-    is_own: bool = False
-    """True for the target's own prediction layers (MTP)."""
 
 
 @dataclass(frozen=True, slots=True)
