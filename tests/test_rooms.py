@@ -214,7 +214,7 @@ def test_a_module_of_more_than_400_lines_says_why() -> None:
 
 MOST_LINES = {
     "batch": 509,
-    "bench": 1243,
+    "bench": 1241,
     "chat": 1737,
     "cli": 4585,
     "completions": 3796,
