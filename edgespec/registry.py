@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from edgespec import extras
 from edgespec.concurrency.worker import raise_if_cancelled
@@ -28,13 +28,13 @@ from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.baselines import Baselines
 from edgespec.ports.embedding import EmbeddingModel
-from edgespec.ports.findings import Finding
 from edgespec.settings.config import DEFAULT_CTX_SIZE
 from edgespec.settings.options import ENTRY_POINTS, RuntimeOptions
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import ModelDetails, ModelInfo
 
 FINGERPRINT_DIGITS = 16
+Topic = Literal["processor", "memory", "storage", "gpu", "libraries", "cache"]
 
 _PADDING_TOKEN = re.compile(rb"\[PAD\d+\]|<\|?(unused|reserved|extra|dummy)[^>]*>")
 
@@ -194,6 +194,19 @@ class PreparedEmbedder(Prepared):
     @abstractmethod
     def load(self, plan: MemoryPlan, progress: Progress | None = None) -> EmbeddingModel:
         """Read the weights that the plan pins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact of `edgespec doctor` about a machine, what it means, and what to do about it."""
+
+    topic: Topic
+    what: str
+    """The subject: `cores`, `llama-cpp-python`."""
+    says: str
+    level: Literal["fine", "note", "problem"] = "fine"
+    advice: str = ""
+    """The next step for the user, or ""."""
 
 
 class Runtime(ABC):

@@ -231,7 +231,7 @@ MOST_LINES = {
     "models": 740,
     "onnx": 7985,
     "paging": 1900,
-    "ports": 595,
+    "ports": 562,
     "rules": 955,
     "server": 2276,
     "session": 2455,

@@ -21,7 +21,7 @@ from edgespec.memory import process
 from edgespec.models.embedded import embedded_pair
 from edgespec.paging import disk_speed
 from edgespec.paging.reader import READ_BYTES
-from edgespec.ports.findings import Finding
+from edgespec.registry import Finding
 from edgespec.settings.units import format_size
 
 INSTRUCTION_SETS = (

@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from edgespec.errors import UsageError, setting
+from edgespec.errors import ContextOverflow
 from edgespec.ports import Vocabulary
 from edgespec.values import RoundStats
 
@@ -81,15 +81,6 @@ class Baselines(Protocol):
         """Load the models, decode, and free them. Raises ModelError or UsageError."""
 
 
-def check_room(prompt: Sequence[int], request: BaselineRequest) -> None:
-    """Raise UsageError if prompt and continuation do not fit into the context."""
-    if len(prompt) + request.n_tokens > request.ctx_size:
-        raise UsageError(
-            f"{len(prompt)} tokens of prompt and {request.n_tokens} more do not fit into a "
-            f"context of {request.ctx_size}: raise {setting.ctx_size}"
-        )
-
-
 def measured(
     request: BaselineRequest,
     load_s: float,
@@ -99,10 +90,11 @@ def measured(
 ) -> BaselineRun:
     """Time a loaded model: `read` the prompt but its last token, then `decode` from there.
 
-    Raises UsageError for a text that does not fit into the context.
+    Raises ContextOverflow for a text that does not fit into the context.
     """
     prompt = vocabulary.encode(request.prompt)
-    check_room(prompt, request)
+    if len(prompt) + request.n_tokens > request.ctx_size:
+        raise ContextOverflow(request.ctx_size, len(prompt) + request.n_tokens)
     began = time.perf_counter()
     read(prompt[:-1])
     prompt_s = time.perf_counter() - began

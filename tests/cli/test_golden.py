@@ -30,7 +30,7 @@ from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
 from edgespec.models.embedded import embedded_pair
 from edgespec.paging import disk_speed
-from edgespec.ports.findings import Finding
+from edgespec.registry import Finding
 from edgespec.server import lifetime
 from edgespec.session import own_draft, session
 from edgespec.settings.config import SamplingParams

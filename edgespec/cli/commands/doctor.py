@@ -15,7 +15,7 @@ from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import model_path
 from edgespec.diagnosis.machine import examine
 from edgespec.memory import process
-from edgespec.ports.findings import Finding, Topic
+from edgespec.registry import Finding, Topic
 from edgespec.reports import Report, Row
 
 _EXAMPLES = """\

@@ -16,8 +16,7 @@ from edgespec.errors import EdgespecError, ModelError, UsageError, setting
 from edgespec.files.regular import open_regular
 from edgespec.memory import process
 from edgespec.ports.baselines import Baselines
-from edgespec.ports.findings import Finding
-from edgespec.registry import ModelRequest, Runtime
+from edgespec.registry import Finding, ModelRequest, Runtime
 from edgespec.tracing.spans import Track
 from edgespec.values import ModelDetails
 from edgespec_runtimes.gguf.file.architectures import turns_texts_into_vectors

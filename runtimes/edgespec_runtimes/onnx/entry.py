@@ -9,8 +9,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from edgespec.errors import ModelError
-from edgespec.ports.findings import Finding
-from edgespec.registry import ModelRequest, Runtime
+from edgespec.registry import Finding, ModelRequest, Runtime
 from edgespec.settings.units import format_size
 from edgespec.values import ModelDetails
 from edgespec_runtimes.onnx import baselines
