@@ -55,8 +55,11 @@ def next_parts(engine: Engine, texts: Sequence[Text]) -> tuple[list[PassPart], i
             elif left > 0:
                 parts.append(part)
                 left -= part.n_rows
+    n_rows = sum(part.n_rows for part in parts)
     n_nodes = max_nodes - sum(len(part.nodes) for part in parts)
-    return parts, min(n_nodes, info.max_rows - sum(part.n_rows for part in parts))
+    # trees have the rest of the rows whose compute time is hidden, so as not to delay prompts
+    n_cheap = max(2 * n_trees, n_hidden - n_rows) if parts else max_nodes
+    return parts, min(n_nodes, info.max_rows - n_rows, n_cheap)
 
 
 def take(engine: Engine, text: Text, part: PassPart, logits: np.ndarray) -> None:
