@@ -72,7 +72,7 @@ class Pool:
     def plant(self, text: int, token: int) -> int:
         """A root for the text in slot `text`, whose nodes so far are dropped."""
         self.drop(text)
-        self.root[text] = root = self._append(-1, token, 0, text, 1.0, 1.0, 1.0, TARGET)
+        self.root[text] = root = self._append(text, -1, token, 1.0, 1.0, TARGET)
         return root
 
     def add(
@@ -93,31 +93,23 @@ class Pool:
             raise UsageError(f"confidence is a probability, not {confidence}")
         if self.child(parent, token) is not None:
             raise UsageError(f"node {parent} has a child with token {token} already")
-        depth, text = int(self.depth[parent]) + 1, int(self.text[parent])
-        cumulative = float(self.cumulative[parent]) * confidence
         own = confidence if probability is None else probability
-        node = self._append(parent, token, depth, text, confidence, cumulative, own, source)
+        node = self._append(int(self.text[parent]), parent, token, confidence, own, source)
         self._children[parent, token] = node
         return node
 
     def _append(
-        self,
-        parent: int,
-        token: int,
-        depth: int,
-        text: int,
-        confidence: float,
-        cumulative: float,
-        probability: float,
-        source: str,
+        self, text: int, parent: int, token: int, confidence: float, own: float, source: str
     ) -> int:
-        node = self.n
+        node, is_root = self.n, parent < 0
         if node == len(self.token):
             for name in _ARRAYS:  # readers keep the old arrays, whose nodes stay as they are
                 setattr(self, name, np.concatenate([getattr(self, name)] * 2))
-        self.token[node], self.parent[node], self.depth[node] = token, parent, depth
-        self.confidence[node], self.cumulative[node] = confidence, cumulative
-        self.probability[node], self.key[node] = probability, self.next_key
+        self.token[node], self.parent[node] = token, parent
+        self.depth[node] = 0 if is_root else self.depth[parent] + 1
+        self.cumulative[node] = confidence * (1.0 if is_root else self.cumulative[parent])
+        self.confidence[node], self.probability[node] = confidence, own
+        self.key[node] = self.next_key
         self.source.append(source)
         self.next_key += 1
         self.text[node] = text

@@ -99,8 +99,6 @@ class Ledger:
     """Most seconds that guesses may cost."""
     drafts: bool = True
     """True if drafts may guess, and read the text for that; what costs no step may always."""
-    drafts_beside: bool = True
-    """True if drafting may go on during the pass."""
 
     @property
     def speedup(self) -> float:
@@ -146,7 +144,6 @@ class Ledger:
             self._fade(0.0)
         self.n_texts, self.n_unread = n_texts, n_unread
         self.max_nodes, self.n_prompt_rows = max_nodes, n_prompt_rows
-        self.drafts_beside = self.may_overlap
         if not self.may_step_aside:
             return
         plain_s, reading_s = known.plain_s(n_texts), known.reading_s(n_unread)
@@ -156,7 +153,6 @@ class Ledger:
         left_s = self.left * plain_s - reading_s
         affordable = np.flatnonzero((gains > 1 + 1e-9) & (costs_s <= left_s))
         self.drafts = known.is_sure and affordable.size > 0
-        self.drafts_beside = self.may_overlap and self.speedup > 1
         least_s = float(costs_s[affordable[0]]) if self.drafts else 0.0
         self.risk_s = max(RISK_SHARE * left_s, least_s) if known.is_sure else 0.0
 
@@ -203,10 +199,11 @@ class Ledger:
         return n, float(ranked[:n].sum()) - self.n_texts
 
     def hides(self, n_rows: int) -> bool:
-        """True if drafting may go on during a pass over `n_rows`, which waits for reads though
-        drafting takes half of the cores."""
-        waits = 2 * self.prices.compute_s(n_rows) < self.prices.read_s
-        return self.drafts and self.drafts_beside and bool(waits)
+        """True if drafting may go on during a pass over `n_rows`: where guesses pay, and the pass
+        waits for reads though drafting takes half of the cores."""
+        waits = bool(2 * self.prices.compute_s(n_rows) < self.prices.read_s)
+        is_paying = self.speedup > 1 or not self.may_step_aside
+        return self.drafts and self.may_overlap and is_paying and waits
 
     @property
     def prompts_s(self) -> float:
