@@ -234,7 +234,7 @@ MOST_LINES = {
     "ports": 562,
     "rules": 955,
     "server": 2276,
-    "session": 2455,
+    "session": 2448,
     "settings": 1074,
     "state": 589,
 }

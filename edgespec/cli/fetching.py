@@ -116,12 +116,15 @@ def fetch_packaged(name: str, console: Console) -> Path:
         console.end_of_progress()
 
 
-def draft_from_target(settings: LoadSettings, console: Console) -> Path:
-    """The draft that is made from the target, showing progress while it is made."""
+def with_own_draft(settings: LoadSettings, console: Console, notes: list[str]) -> LoadSettings:
+    """The settings with the draft that is made from the target, showing progress while it is made;
+    without one, a note says why none would pay."""
     from edgespec.session import own_draft
 
     try:
-        return own_draft.obtain(settings, console.progress_with_rest)
+        settings, why = own_draft.settled(settings, console.progress_with_rest)
+        notes += why
+        return settings
     finally:
         console.end_of_progress()
 

@@ -123,19 +123,16 @@ def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
     heads = heads or fetching.heads_in(settings.get("model"))
     find_head = partial(fetching.head_beside, heads, Console(quiet="quiet" in args), notes)
     _choose_models(settings, notes, names, find_head)
-    if settings.get("draft") == OWN_DRAFT:
-        load = _validated(settings, LoadSettings, names)
-        settings["draft"] = fetching.draft_from_target(load, Console(quiet="quiet" in args))
     if settings.get("no_draft"):  # the target alone, unless a flag says otherwise
         settings.setdefault("lookup", False)
     if settings.get("draft") is None and settings.get("lookup") is False:
         _drop(DRAFTING & config.keys() - flags.keys(), settings, notes)
         settings["no_draft"] = True
-    return CommandSettings(
-        _validated(settings, LoadSettings, names),
-        _validated(settings, GenerateSettings, names),
-        tuple(notes),
-    )
+    load = _validated(settings, LoadSettings, names)
+    generate = _validated(settings, GenerateSettings, names)
+    if load.draft == OWN_DRAFT:
+        load = fetching.with_own_draft(load, Console(quiet="quiet" in args), notes)
+    return CommandSettings(load, generate, tuple(notes))
 
 
 def server_settings(args: argparse.Namespace) -> ServerSettings:
@@ -155,14 +152,14 @@ def with_drafts_of(
     if named:
         args.draft = named[0]
     command = settings_from(args)
-    for note in command.notes:
-        console.note(note)
-    drafts = [command.load.draft] if command.load.draft else []
+    notes, drafts = [*command.notes], [command.load.draft]
     for name in named[1:]:
         is_own = name == SELF
-        made = fetching.draft_from_target(command.load, console) if is_own else model_path(name)
-        drafts.append(made)
-    return command, tuple(dict.fromkeys(drafts))
+        made = fetching.with_own_draft(command.load, console, notes).draft if is_own else None
+        drafts.append(made if is_own else model_path(name))
+    for note in notes:
+        console.note(note)
+    return command, tuple(path for path in dict.fromkeys(drafts) if path)
 
 
 def model_path(args: str | Path, named: str = "--model") -> Path:

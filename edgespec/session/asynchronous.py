@@ -27,12 +27,8 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Cancellable(Protocol[T_co]):
+class Cancellable(Iterator[T_co], Protocol[T_co]):
     """An iterator that any thread may cancel, such as a `Completion`."""
-
-    def __iter__(self) -> Iterator[T_co]: ...
-
-    def __next__(self) -> T_co: ...
 
     def cancel(self) -> None: ...
 

@@ -135,7 +135,7 @@ def _planned(
     fields: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[Worker, PreparedEmbedder, MemoryPlan]]:
     """An embedding model whose weights are not read, with its plan, and the thread for it."""
-    found, _, _ = checked(settings, None, progress, fields)
+    found, *_ = checked(settings, None, progress, fields)
     if found.draft is not None:
         raise UsageError(
             f"{found.model.name} turns texts into vectors, so that nothing is guessed:"

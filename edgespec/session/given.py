@@ -22,8 +22,8 @@ def checked(
     engine_settings: EngineSettings | None,
     progress: Progress | None,
     fields: Mapping[str, Any] | None = None,
-) -> tuple[LoadSettings, EngineSettings, Progress | None]:
-    """The validated arguments. Raises UsageError."""
+) -> tuple[LoadSettings, EngineSettings, Progress | None, tuple[str, ...]]:
+    """The validated arguments, and notes about the draft that they name. Raises UsageError."""
     if isinstance(settings, str | Path):
         settings = LoadSettings.model_validate({"model": Path(settings), **(fields or {})})
     elif fields:
@@ -35,12 +35,14 @@ def checked(
     if settings.draft is not None:
         found["draft"] = _located(settings.draft, True, progress)
     settings = settings.model_copy(update=found)
-    if settings.draft == OWN_DRAFT:
-        from edgespec.session.own_draft import obtain
-
-        settings = settings.model_copy(update={"draft": obtain(settings, progress)})
     engine_settings = arguments.instance("engine_settings", engine_settings, EngineSettings)
-    return settings, engine_settings, arguments.callback("progress", progress)
+    progress = arguments.callback("progress", progress)
+    if settings.draft != OWN_DRAFT:
+        return settings, engine_settings, progress, ()
+    from edgespec.session.own_draft import settled
+
+    settings, notes = settled(settings, progress)
+    return settings, engine_settings, progress, notes
 
 
 def _located(path: Path, takes_heads: bool, progress: Progress | None) -> Path:

@@ -111,6 +111,7 @@ class _Opening(Closeable):
         settings: LoadSettings,
         rules: EngineSettings,
         progress: Progress | None,
+        notes: tuple[str, ...],
         trace: Trace = OFF,
     ) -> None:
         # who waits is told that the models are prepared, which takes seconds
@@ -121,6 +122,7 @@ class _Opening(Closeable):
         self._trace = trace
         budget_bytes = process.resolve_budget(settings.memory_budget)
         self._models = PreparedModels(settings, rules, budget_bytes, trace)
+        self._given_notes = notes
         self._report: dict[str, float] = {}
         self._began = time.perf_counter()
         self._cleanup = ExitStack()
@@ -208,7 +210,7 @@ class _Opening(Closeable):
         """Notes of both models, each once, and what of the settings cannot be reached."""
         models, settings, rules = self._models, self._models.settings, self._models.rules
         notes = [note for model in models.prepared for note in model.notes(plan)]
-        notes += models.own_notes
+        notes += [*models.own_notes, *self._given_notes]
         if note := process.note_on_plan(plan.planned_bytes):
             notes.append(note)
         if settings.n_parallel != "auto" and settings.n_parallel > models.n_parallel:

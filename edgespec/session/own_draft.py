@@ -1,11 +1,11 @@
 """Drafts made from the target itself: chosen for a budget, made, measured and kept in the cache.
 
-`obtain` is behind `-md self`, `make` behind `edgespec models draft`. The format is the tool's.
+`settled` is behind `-md self`, `make` behind `edgespec models draft`. The format is the tool's.
 """
 
 from __future__ import annotations
 
-import math
+import shutil
 import sysconfig
 import time
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from edgespec import registry
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import BudgetError, ModelError, UsageError, marked, setting
+from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError, marked, setting
 from edgespec.files import cache_folder
 from edgespec.files.cache_folder import lower_parts
 from edgespec.files.json_file import JsonFile
@@ -75,27 +75,22 @@ class OwnDraft:
     alone_tokens_per_s: float
     """Tokens per second without a draft under the same budget."""
 
-    @property
-    def speedup(self) -> float:
-        return self.tokens_per_s / self.alone_tokens_per_s
 
-
-class _Speed(NamedTuple):
-    """Tokens of rounds, and their cost; the first token of a text may come from its prompt."""
-
-    n_tokens: int
-    rounds: int
-    seconds: float
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.n_tokens / self.seconds if self.seconds else math.inf
+def settled(
+    settings: LoadSettings, progress: Progress | None = None
+) -> tuple[LoadSettings, tuple[str, ...]]:
+    """The settings with the draft made from the target, or without one and with a note about why
+    none would pay. Raises the other errors of `obtain`."""
+    try:
+        return settings.model_copy(update={"draft": obtain(settings, progress)}), ()
+    except NoGain as error:
+        return settings.without_draft(), (f"no draft is used: {marked(error)}",)
 
 
 def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
     """Path of the draft made from the target for this budget, from the cache if it is there.
 
-    Raises UsageError if no draft would be faster than none, and the errors of `make`.
+    Raises NoGain if no draft would be faster than none, and the errors of `make`.
     """
     target, progress = settings.model, progress or (lambda what, share: None)
     _check_format(target, load_tool())
@@ -103,7 +98,7 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
     known = _known(digest)
     if refusal := known.get(name, {}).get("refusal"):
         again = f"`edgespec models draft TARGET OUT` measures again, for {setting.draft}"
-        raise UsageError(f"{refusal} (measured before; {again})")
+        raise NoGain(f"{refusal} (measured before; {again})")
     kinds = [str(one.get("kind")) for one in (known.get(name, {}), *known.values())]
     for kind in dict.fromkeys(kinds):
         path = _cache_path(target, kind, digest)
@@ -118,8 +113,9 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
             made = make(target, scratch / "draft.gguf", settings, progress)
             path = _cache_path(target, made.kind, digest)
             _move(scratch / "draft.gguf", path)
-    except _Slower as error:
-        choices.write(known | {name: {"refusal": marked(error)}})
+    except NoGain as error:
+        if error.is_measured:
+            choices.write(known | {name: {"refusal": marked(error)}})
         raise
     choices.write(known | {name: asdict(made)})
     return path
@@ -145,7 +141,7 @@ def measured(draft: Path) -> OwnDraft | None:
 def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) -> OwnDraft:
     """Write `out`, the draft of `target` with the most expected tokens per second, and measure it.
 
-    Raises UsageError, and writes nothing, if it would be slower than no draft; BudgetError if none
+    Raises NoGain, and writes nothing, if it would be slower than no draft; BudgetError if none
     fits; ModelError for a target of which none can be made; EdgespecError for a full disk.
     """
     tool = load_tool()
@@ -154,32 +150,40 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
     alone = settings.model_copy(update={"model": target, "draft": None})
     plan = session.plan(alone, NO_GUESSES, progress)
     chosen = _choose(target, plan, tool, settings.read_limit)
+    nested = chosen.nested
+    needed = nested.upper_bytes + nested.lower_bytes if nested else 2 * chosen.file_bytes
+    if (free := shutil.disk_usage(out.parent).free) < needed:
+        raise EdgespecError(
+            f"making a draft needs {format_size(needed)} in {out.parent}, {format_size(free)} are "
+            "free there: make room, or choose another disk"
+        )
     with session.open_models(alone, NO_GUESSES) as models:
         progress("counting tokens", 0.0)
-        n_rated = chosen.nested.head_tokens if chosen.nested else HEAD_TOKENS
+        n_rated = nested.head_tokens if nested else HEAD_TOKENS
         token_ids = frequent_tokens(models.target.vocabulary, models.target.info.n_vocab, n_rated)
         heap.trim_heap()
-        speed_alone = _measured(models, PROMPTS[:1], N_TOKENS_ALONE, progress)
+        alone_tokens_per_s, _ = _measured(models, PROMPTS[:1], N_TOKENS_ALONE, progress)
     buffer_bytes = min(max(plan.budget_bytes // 10, MIN_BUFFER_BYTES), MAX_BUFFER_BYTES)
     with scratch_folder(out.parent) as folder:
         draft = folder / "draft.gguf"
         tool.trim(target, draft, chosen.draft, token_ids, buffer_bytes, progress)
         with session.open_models(alone.model_copy(update={"draft": draft})) as models:
-            speed = _measured(models, PROMPTS, N_TOKENS, progress)
+            tokens_per_s, tokens_per_pass = _measured(models, PROMPTS, N_TOKENS, progress)
         made = OwnDraft(
             kind=chosen.draft,
             size_bytes=sum(one.stat().st_size for one in folder.iterdir()),
             budget_bytes=plan.budget_bytes,
-            tokens_per_pass=speed.n_tokens / max(1, speed.rounds),
-            tokens_per_s=speed.tokens_per_s,
-            alone_tokens_per_s=speed_alone.tokens_per_s,
+            tokens_per_pass=tokens_per_pass,
+            tokens_per_s=tokens_per_s,
+            alone_tokens_per_s=alone_tokens_per_s,
         )
-        if made.speedup < MIN_MEASURED:
-            raise _Slower(
+        if tokens_per_s < MIN_MEASURED * alone_tokens_per_s:
+            raise NoGain(
                 f"a draft made from {target.name} ({made.kind}) was slower than none under "
                 f"{format_size(plan.budget_bytes)}: {made.tokens_per_s:.2f} tokens/s, "
                 f"{made.alone_tokens_per_s:.2f} without; it was not kept: raise "
-                f"{setting.memory_budget}, or go on with guesses from the text"
+                f"{setting.memory_budget}, or go on with guesses from the text",
+                is_measured=True,
             )
         _move(draft, out)
     return made
@@ -192,15 +196,19 @@ def _move(draft: Path, out: Path) -> None:
     draft.replace(out)
 
 
-class _Slower(UsageError):
-    """A draft would be slower than none."""
+class NoGain(UsageError):
+    """A draft made from the target would not be faster than none, as measured or expected."""
+
+    def __init__(self, message: str, is_measured: bool = False) -> None:
+        super().__init__(message)
+        self.is_measured = is_measured
 
 
 def _choose(target: Path, plan: MemoryPlan, tool: ModelTool, limit: int | None = None) -> Strategy:
     """The candidate with the most expected tokens per second. Raises BudgetError where the budget
-    has no room for it, UsageError if there is none."""
+    has no room for it, NoGain if there is none."""
     if not plan.paged:
-        raise UsageError(
+        raise NoGain(
             f"{target.name} fits into {format_size(plan.budget_bytes)}: a draft made from it would "
             f"hardly be faster than none; {OTHERWISE}"
         )
@@ -217,7 +225,7 @@ def _choose(target: Path, plan: MemoryPlan, tool: ModelTool, limit: int | None =
             f"{format_size(plan.smallest_bytes)} for the target, more than "
             f"{format_size(plan.budget_bytes)} leave: raise {setting.memory_budget}"
         )
-    raise UsageError(
+    raise NoGain(
         f"a draft made from {target.name} would be slower than none: this disk reads "
         f"{format_rate(disk)}, for which its steps compute too long; {OTHERWISE}"
     )
@@ -250,8 +258,9 @@ def frequent_tokens(vocabulary: Vocabulary, n_vocab: int, n_tokens: int = HEAD_T
 
 def _measured(
     models: LoadedModels, prompts: Sequence[str], n_tokens: int, progress: Progress
-) -> _Speed:
-    """Speed of a pair, or a target alone, while it continues `prompts` greedily."""
+) -> tuple[float, float]:
+    """Tokens per second and per round of a pair, or a target alone, while it continues `prompts`
+    greedily, without the first token of a text, which may come from its prompt."""
     n_of_rounds, rounds, seconds, began = 0, 0, 0.0, time.monotonic()
     # what it learns about the pair is kept for the first text
     with session.Session(models, EngineSettings(step_aside=False)) as loaded:
@@ -263,7 +272,7 @@ def _measured(
             seconds += result.timings.decode_s
             rounds += result.speculation.rounds
             n_of_rounds += sum(cost.n_tokens for cost in result.speculation.round_costs)
-    return _Speed(n_of_rounds, rounds, seconds)
+    return n_of_rounds / max(seconds, strategy.MIN_S), n_of_rounds / max(1, rounds)
 
 
 def _known(digest: str) -> dict[str, dict[str, Any]]:

@@ -108,12 +108,13 @@ class PreparedModels(Closeable):
             self.target.share_cells(n_cells)
         gpu_budget_bytes, gpu_rows = self._place_on_gpu(self.settings.gpu_memory_budget)
         target, *others = (prepared.needs() for prepared in self.prepared)
+        reads_features = self.prepared[-1].info.reads_features  # such a draft follows one text
         return replace(
             self.divided(target, *others),
             enforced=self.target.enforced,
             ctx_size=self.target.info.n_ctx,
             n_parallel=self.n_parallel,
-            text_bytes=self._text_bytes,
+            text_bytes=0 if reads_features else sum(one.text_bytes for one in (target, *others)),
             texts_alter_prompts=target.texts_alter_prompts,
             gpu_budget_bytes=gpu_budget_bytes,
             gpu_rows=gpu_rows,
@@ -124,7 +125,9 @@ class PreparedModels(Closeable):
         BudgetError."""
         raise_if_cancelled()
         settings, n_texts = self.settings, self.n_parallel
-        speed = Speed(n_threads=settings.threads or process.usable_cores())
+        info, speed = self.target.info, Speed(n_threads=settings.threads or process.usable_cores())
+        drawing_bytes = info.n_vocab * SAMPLING_BYTES_PER_TOKEN + lookup.BYTES
+        reserved_bytes = settings.reserve + settings.reserve_of_token * info.n_ctx
 
         def choose(plans: Sequence[MemoryPlan]) -> MemoryPlan:
             return strategy.best_plan(plans, speed, n_texts, self._may_look_up)
@@ -135,16 +138,9 @@ class PreparedModels(Closeable):
             settings,
             *needs,
             choose=choose,
-            request_bytes=self._request_bytes,
+            request_bytes=drawing_bytes + reserved_bytes,
             advice=(*fewer, *self.target.notes()),
         )
-
-    @property
-    def _request_bytes(self) -> int:
-        """Memory for draws, lookups, and what the settings reserve."""
-        settings = self.settings
-        reserve = settings.reserve + settings.reserve_of_token * self.target.info.n_ctx
-        return self.target.info.n_vocab * SAMPLING_BYTES_PER_TOKEN + lookup.BYTES + reserve
 
     def _prepare(self) -> None:
         """Prepare the target, then the draft: headers, memory needs and the vocabulary check."""
@@ -231,13 +227,6 @@ class PreparedModels(Closeable):
         for model, _ in there:
             rows += model.place(max(0, budget_bytes - sum(row.nbytes for row in rows)))
         return budget_bytes, tuple(rows) if len(rows) > 1 else ()  # else nothing fits
-
-    @property
-    def _text_bytes(self) -> int:
-        """About what each further text at once takes; 0 if the models write one at a time."""
-        if self.prepared[-1].info.reads_features:
-            return 0
-        return sum(prepared.needs().text_bytes for prepared in self.prepared)
 
 
 def check_head(settings: LoadSettings, target: PreparedModel, head: PreparedModel) -> None:

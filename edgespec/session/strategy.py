@@ -125,11 +125,6 @@ class Strategy:
         seconds = max(self._seconds(self.guessing, speed), MIN_S)
         return self.n_texts * low / seconds, self.n_texts * high / seconds
 
-    def speedup(self, other: Strategy, speed: Speed) -> tuple[float, float]:
-        """Tokens per second relative to another candidate."""
-        mine, others = self.rates(speed), other.rates(speed)
-        return mine[0] / others[0], mine[1] / others[1]
-
     def _seconds(self, guessing: Guessing, speed: Speed) -> float:
         """Seconds of a round. A draft beside the plan has memory of pinned weights."""
         plan, weight_bytes = self.plan, self.weight_bytes
@@ -228,8 +223,8 @@ def own_draft(
     on code."""
     speed, weight_bytes = Speed(disk_bytes_per_s), _used_bytes(plan)
     best = choose(own_drafts(plan, weight_bytes, trimmed_bytes, nested), speed)
-    pays = best and max(best.speedup(alone(plan, weight_bytes), speed)) >= MIN_SPEEDUP
-    return best if pays else None
+    without, _ = alone(plan, weight_bytes).rates(speed)
+    return best if best and max(best.rates(speed)) >= MIN_SPEEDUP * without else None
 
 
 # Sizes of trees

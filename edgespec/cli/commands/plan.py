@@ -52,9 +52,8 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     # imported after planning, because modules take memory
     from edgespec.session import own_draft
 
-    if "json" not in args:
-        for note in command.notes:
-            console.note(note)
+    for note in command.notes:
+        console.note(note)
     made = own_draft.measured(command.load.draft) if command.load.draft else None
     tokens = made.tokens_per_pass if made else None
     console.result(args, plan_report(memory_plan, bandwidth, source, tokens))
