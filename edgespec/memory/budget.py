@@ -164,11 +164,6 @@ class MemoryPlan:
         """Bytes that weights have while the context is nearly empty and no prompt is read."""
         return sum(row.nbytes for row in self.rows if row.is_lent)
 
-    @property
-    def expert_share(self) -> float:
-        """Share of all experts that fits into the cache."""
-        return self.expert_bytes / self.experts.room_bytes if self.experts else 0.0
-
     def expected_bytes(self, n_nodes: int) -> int:
         """Expected bytes read by a pass over `n_nodes` nodes."""
         experts = self.experts

@@ -25,6 +25,7 @@ from edgespec.memory.budget import (
     least_bytes,
     plan_memory,
 )
+from edgespec.memory.cgroups import UNLIMITED
 from edgespec.memory.needs import ModelNeeds, affordable
 from edgespec.memory.pinning import SegmentSize, pinning_order
 
@@ -66,7 +67,7 @@ def plan_models(
     rows = [MemoryRow("process", "interpreter and libraries", process_bytes), *others]
     margin = MemoryRow("process", "margin", PROCESS_SPREAD_BYTES)
     smallest, named = (
-        _divide(_UNLIMITED, some, models, least).smallest_bytes for some in (rows, [*rows, margin])
+        _divide(UNLIMITED, some, models, least).smallest_bytes for some in (rows, [*rows, margin])
     )
     if budget_bytes < smallest:
         rows.append(margin)  # so that the error names the budget for a larger process, too
@@ -110,9 +111,6 @@ def _choices(
     return [affords, least, lending]
 
 
-_UNLIMITED = 1 << 62
-
-
 def _divide(
     budget_bytes: int,
     others: Sequence[MemoryRow],
@@ -154,18 +152,11 @@ def _with_copies(target: ModelNeeds, copies: Mapping[str, int]) -> ModelNeeds:
         of_slices: Counter[str] = Counter()
         for segment in cut:
             of_slices[segment.slice_of] += segment.nbytes
-        cuts.append(tuple(_with_copy(segment, copies, of_slices) for segment in cut))
+        sizes = [sum(copies.get(name, 0) for name in segment.weights) for segment in cut]
+        wholes = [of_slices[s.slice_of] if s.slice_of else s.nbytes for s in cut]
+        copied = zip(cut, sizes, wholes, strict=True)
+        cuts.append(tuple(replace(s, copy_bytes=n * s.nbytes // whole) for s, n, whole in copied))
     return replace(target, cuts=tuple(cuts))
-
-
-def _with_copy(
-    segment: SegmentSize, copies: Mapping[str, int], of_slices: Mapping[str, int]
-) -> SegmentSize:
-    """`segment` with the size of its copies; `of_slices` are the bytes of all slices by matrix."""
-    nbytes = sum(copies.get(name, 0) for name in segment.weights)
-    if segment.slice_of:
-        nbytes = nbytes * segment.nbytes // of_slices[segment.slice_of]
-    return replace(segment, copy_bytes=nbytes)
 
 
 # Another budget for loaded models: only pinned segments, the ring and the cache of experts change

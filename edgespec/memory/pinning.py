@@ -64,7 +64,8 @@ def choose_cut(segmentations: Sequence[Sequence[SegmentSize]], room: int) -> int
 
     Half of what a draft holds of nested weights counts as memory for weights, too.
     """
-    whole = [segments for segments in segmentations if not _divides_layers(segments)]
+    # without slices of other matrices than the output head
+    whole = [cut for cut in segmentations if len({one.slice_of for one in cut} - {""}) <= 1]
     choices = (whole, RING_SHARE), (whole, WHOLE_RING_SHARE), (segmentations, RING_SHARE)
     for allowed, share in choices:
         for segments in allowed:
@@ -129,11 +130,6 @@ def spread(n: int) -> list[int]:
     n_bits = (n - 1).bit_length()
     found = (int(f"{i:0{n_bits}b}"[::-1], 2) for i in range(1 << n_bits)) if n_bits else range(n)
     return [i for i in found if i < n]
-
-
-def _divides_layers(segments: Sequence[SegmentSize]) -> bool:
-    """True if it has slices of other matrices than the output head."""
-    return len({segment.slice_of for segment in segments} - {""}) > 1
 
 
 def _ring(segments: Sequence[SegmentSize], slots: int) -> int:

@@ -195,5 +195,5 @@ def test_a_pass_over_more_nodes_reads_more_experts_but_not_as_many_times_more() 
 
 def test_a_mixture_that_fits_reads_nothing() -> None:
     plan = plan_memory(150 + 200 + 1600, FIXED, [layers(20)], experts=EXPERTS)
-    assert plan.expert_share == 1
+    assert plan.expert_bytes == EXPERTS.room_bytes
     assert plan.bytes_per_pass == 0

@@ -78,8 +78,8 @@ def _expert_lines(plan: MemoryPlan, experts: ExpertSizes) -> list[str]:
     return [
         f"{experts.n_layers} layers choose {experts.n_used} of {experts.n_experts} experts for a "
         f"token: {format_size(experts.token_bytes)} of {format_size(experts.nbytes)}.",
-        f"{plan.expert_share:.0%} of the experts fit into memory at once: a pass over one token "
-        f"probably reads {format_size(plan.bytes_per_pass)}{more}.",
+        f"{plan.expert_bytes / experts.room_bytes:.0%} of the experts fit into memory at once: a "
+        f"pass over one token probably reads {format_size(plan.bytes_per_pass)}{more}.",
     ]
 
 
