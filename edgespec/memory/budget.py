@@ -332,13 +332,15 @@ def fixed_rows(plan: MemoryPlan) -> list[MemoryRow]:
 
 
 def _loaded(plan: MemoryPlan) -> MemoryPlan:
-    """The plan once it is loaded: copies of what is not pinned exist, and what has none stays."""
+    """The plan once it is loaded: copies of what is not pinned exist, and what has none stays. What
+    is read whole is pinned next, because each byte of it saves one of reading."""
     kept = (n for n, unit in enumerate(plan.order, 1) if plan.shared.intersection(unit))
-    segments = (
-        one if i in plan.pinned else replace(one, copy_bytes=0)
-        for i, one in enumerate(plan.segments)
-    )
-    return replace(plan, segments=tuple(segments), n_kept=max(kept, default=0))
+    n_kept, segments = max(kept, default=0), list(plan.segments)
+    for i in {*range(len(segments))} - plan.pinned:
+        segments[i] = replace(segments[i], copy_bytes=0)
+    rest = sorted(plan.order[n_kept:], key=lambda unit: segments[unit[0]].lower_bytes is not None)
+    order = (*plan.order[:n_kept], *rest)
+    return replace(plan, segments=tuple(segments), order=order, n_kept=n_kept)
 
 
 def least_bytes(

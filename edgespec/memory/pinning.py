@@ -39,7 +39,6 @@ class SegmentSize:
     """Names of the matrices that it holds, or some rows of."""
     copy_bytes: int = 0
     """Bytes of a draft's copies of its weights, which are not needed if it is pinned."""
-
     lower_bytes: int | None = None
     """Bytes that are read to stream it where the upper bits of its weights are a draft's."""
 
@@ -74,8 +73,7 @@ def choose_cut(segmentations: Sequence[Sequence[SegmentSize]], room: int) -> int
             most_bytes = min(room, share * (room + upper_bytes / 2))
             if pinning_bytes <= room or _ring(segments, RING_SLOTS) <= most_bytes:
                 return segmentations.index(segments)
-    rings = [_ring(segments, MIN_RING_SLOTS) for segments in segmentations]
-    return rings.index(min(rings))
+    return min(range(len(segmentations)), key=lambda n: _ring(segmentations[n], MIN_RING_SLOTS))
 
 
 def pinning_order(segments: Sequence[SegmentSize]) -> Order:

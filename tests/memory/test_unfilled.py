@@ -54,3 +54,14 @@ def test_the_cache_of_experts_has_the_memory_of_a_mixture() -> None:
 @pytest.mark.parametrize("context", [ContextSize(), ContextSize(256, 16 << 10)])
 def test_a_context_that_is_small_or_taken_at_once_lends_nothing(context: ContextSize) -> None:
     assert not context.unused_bytes(0)
+
+
+def test_memory_that_is_lent_pins_what_is_read_whole_before_nested_weights() -> None:
+    """A pass of a short text read 547 MiB in place of the 489 that its plan promised."""
+    sizes = {"copy_bytes": 5 * MIB, "lower_bytes": 5 * MIB}
+    nested = [SegmentSize(f"{n}", 10 * MIB, 10 * MIB, **sizes) for n in range(8)]
+    head = [SegmentSize(f"head {n}", 10 * MIB, 10 * MIB) for n in range(4)]
+    rows = [MemoryRow("target", "KV cache", 40 * MIB, is_lent=True)]
+    plan = plan_memory(70 * MIB, rows, [[*nested, *head]])
+    lent = divided(plan, plan.budget_bytes + plan.lent_bytes)
+    assert lent.streamed_read_bytes == plan.least_bytes_per_pass == 40 * MIB
