@@ -220,7 +220,7 @@ MOST_LINES = {
     "completions": 3796,
     "concurrency": 540,
     "diagnosis": 480,
-    "engine": 4095,
+    "engine": 4092,
     "enlarge": 953,
     "gguf": 12125,
     "grammar": 847,

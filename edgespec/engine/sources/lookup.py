@@ -26,7 +26,7 @@ MAX_PLACES, MAX_WHOLE = 24, 3
 N_HEADS = 1 << 15
 """Heads of an index's hash chains."""
 N_TOKENS = 8192
-"""Tokens of each of a client's two indexes: the older one goes when the newer one is full."""
+"""Tokens of each of a client's two indexes: the older one goes when the newer one has no room."""
 N_CLIENTS = 4
 """Clients whose texts are kept, those that asked last."""
 N_CANDIDATES = 4
@@ -162,12 +162,9 @@ class LookupSource(Source):
     def end(self, text: Text, new: Sequence[int]) -> None:
         indexes, new = self._recent.get(text.terms.client), new[-N_TOKENS:]
         if indexes is not None:
-            while new:
-                if not indexes or len(indexes[-1]) == N_TOKENS:
-                    indexes[:] = [*indexes[-1:], TextIndex()]
-                room = N_TOKENS - len(indexes[-1])
-                indexes[-1].extend(new[:room])
-                new = new[room:]
+            if not indexes or len(indexes[-1]) + len(new) > N_TOKENS:
+                indexes[:] = [*indexes[-1:], TextIndex()]
+            indexes[-1].extend(new)
 
     def answer(self, pool: Pool, node: int, text: Text) -> Opinion | None:
         own, branch = self._own[text.slot.number], pool.token[pool.path(node)].tolist()
