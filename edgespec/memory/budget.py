@@ -338,8 +338,8 @@ def _loaded(plan: MemoryPlan) -> MemoryPlan:
     n_kept, segments = max(kept, default=0), list(plan.segments)
     for i in {*range(len(segments))} - plan.pinned:
         segments[i] = replace(segments[i], copy_bytes=0)
-    rest = sorted(plan.order[n_kept:], key=lambda unit: segments[unit[0]].lower_bytes is not None)
-    order = (*plan.order[:n_kept], *rest)
+    nested = {i for i, one in enumerate(segments) if one.read_bytes < one.slot_bytes}
+    order = (*plan.order[:n_kept], *sorted(plan.order[n_kept:], key=lambda unit: unit[0] in nested))
     return replace(plan, segments=tuple(segments), order=order, n_kept=n_kept)
 
 

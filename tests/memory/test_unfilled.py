@@ -60,7 +60,7 @@ def test_memory_that_is_lent_pins_what_is_read_whole_before_nested_weights() -> 
     """A pass of a short text read 547 MiB in place of the 489 that its plan promised."""
     sizes = {"copy_bytes": 5 * MIB, "lower_bytes": 5 * MIB}
     nested = [SegmentSize(f"{n}", 10 * MIB, 10 * MIB, **sizes) for n in range(8)]
-    head = [SegmentSize(f"head {n}", 10 * MIB, 10 * MIB) for n in range(4)]
+    head = [SegmentSize(f"head {n}", 10 * MIB, 10 * MIB, lower_bytes=10 * MIB) for n in range(4)]
     rows = [MemoryRow("target", "KV cache", 40 * MIB, is_lent=True)]
     plan = plan_memory(70 * MIB, rows, [[*nested, *head]])
     lent = divided(plan, plan.budget_bytes + plan.lent_bytes)
