@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from itertools import combinations, pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -26,10 +25,6 @@ Render = Callable[[Sequence[Turn], Sequence[Mapping[str, Any]] | None], str]
 Change = Callable[[Sequence[Turn]], list[Turn]]
 """Returns a conversation in another form."""
 
-MOST_CHANGES = 3
-"""Most changes that are made together; no known template needs more."""
-_MAX_SHAPES = 1000
-"""Most shapes of conversations whose form is remembered."""
 _SYSTEMS = ("system", "developer")
 _REASONING = ("reasoning", "thinking", "thought", "reasoning_text")
 """Names of a turn's reasoning in templates that do not read `reasoning_content`."""
@@ -39,64 +34,49 @@ _FUNCTION = {"name": "edgespec_tool", "description": "Nothing.", "parameters": _
 _TOOLS = [{"type": "function", "function": _FUNCTION}]
 
 
-class ShownContent:
-    """Finds the form in which a template shows a conversation.
+def shown(
+    turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]] | None, render: Render
+) -> tuple[int, list[Turn]]:
+    """Number of texts and calls that a template shows, -1 if it refuses all forms, and the turns in
+    the form of which it shows the most.
 
-    An outline of the conversation, in which each text is a mark, is rendered without changes and
-    with more and more of them, as long as more marks are shown. The form with the most is used,
-    also for later conversations of the same shape.
+    An outline of the conversation, in which each text is a mark, is rendered without changes. If
+    marks are missing, all changes are made, then each is left out, and at last made again, where
+    that shows more, or as much with fewer. Raises TemplateLimitError for a template that is
+    stopped.
     """
+    marks, outline = _outline(turns)
 
-    def __init__(self, render: Render) -> None:
-        self._render = render
-        self._forms: dict[Any, Sequence[Change]] = {}
+    def n_shown(changed: Sequence[Turn]) -> int:
+        try:
+            text = render(changed, tools and _TOOLS).lower()
+        except TemplateLimitError:
+            raise
+        except ModelError:
+            return -1
+        return sum(mark in text for mark in marks)
 
-    def shows_messages(self) -> bool:
-        """True if a user's message is shown, or if a lone one is refused. Raises
-        TemplateLimitError."""
-        asked = [_turn("user", "Hello")]
-        return any(self._best(asked, tools)[0] for tools in (None, _TOOLS))
+    unchanged = n_shown(outline)
+    if unchanged == len(marks):
+        return unchanged, [*turns]
+    form = [*_CHANGES]
+    before = _changed(outline, form)
+    most = n_shown(before)
+    for change in (*reversed(_CHANGES), *_CHANGES):
+        if change not in form and most == len(marks):
+            continue
+        other = [one for one in _CHANGES if (one in form) != (one is change)]
+        changed = _changed(outline, other)
+        n = most if changed == before else n_shown(changed)
+        if (n, -len(other)) > (most, -len(form)):
+            form, before, most = other, changed, n
+    return (most, _changed(turns, form)) if most > unchanged else (unchanged, [*turns])
 
-    def adapted(self, turns: list[Turn], with_tools: bool) -> list[Turn]:
-        """The turns in the form of which the template shows the most.
 
-        Raises TemplateLimitError for a template that is stopped.
-        """
-        kinds = _kinds_of_turns(turns)
-        key = tuple(map(_shape, kinds)), with_tools
-        if (form := self._forms.get(key)) is None:
-            if len(self._forms) >= _MAX_SHAPES:
-                self._forms.clear()
-            form = self._forms[key] = self._best(kinds, _TOOLS if with_tools else None)[1]
-        return _changed(turns, form)
-
-    def _best(
-        self, turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]] | None
-    ) -> tuple[int, Sequence[Change]]:
-        """Number of marks shown in the best form, -1 if all are refused, and its changes."""
-        marks, outline = _outline(turns)
-        changes = [change for change in _CHANGES if change(outline) != outline]
-        most = -1
-        best: Sequence[Change] = ()
-        for n_changes in range(MOST_CHANGES + 1):
-            before, n_before = {*best}, most
-            for form in combinations(changes, n_changes):
-                if not before <= {*form}:
-                    continue
-                try:
-                    rendered = self._render(_changed(outline, form), tools).lower()
-                except TemplateLimitError:
-                    raise
-                except ModelError:
-                    continue
-                n_shown = sum(mark in rendered for mark in marks)
-                if n_shown > most:
-                    most, best = n_shown, form
-                if n_shown == len(marks):
-                    return most, best
-            if most == n_before >= 0:  # one change more shows no more
-                break
-        return most, best
+def shows_messages(render: Render) -> bool:
+    """True if a user's message is shown, or if a lone one is refused. Raises TemplateLimitError."""
+    asked = [_turn("user", "Hello")]
+    return any(shown(asked, tools, render)[0] for tools in (None, _TOOLS))
 
 
 def _outline(turns: Sequence[Turn]) -> tuple[list[str], list[Turn]]:
@@ -121,28 +101,6 @@ def _outline(turns: Sequence[Turn]) -> tuple[list[str], list[Turn]]:
             ]
         outline.append(other)
     return marks, outline
-
-
-def _kinds_of_turns(turns: Sequence[Turn]) -> list[Turn]:
-    """The turns without repetitions: all kinds of turns, each behind all kinds that it stands
-    behind in the conversation."""
-    kept: list[list[Turn]] = []
-    kinds: list[tuple[object, ...]] = []
-    for group in _with_results(turns):
-        kept.append(group)
-        kinds.append(tuple(dict.fromkeys(map(_shape, group))))
-        first = max((n for n, one in enumerate(kinds[:-1]) if one == kinds[-1]), default=None)
-        if first is not None and {*pairwise(kinds[first:])} <= {*pairwise(kinds[: first + 1])}:
-            del kept[first + 1 :], kinds[first + 1 :]
-    return [turn for group in kept for turn in group]
-
-
-def _shape(turn: Turn) -> tuple[object, ...]:
-    """The properties of a turn that decide about its form."""
-    identities = [call.get("id", "") for call in turn.get("tool_calls", ())]
-    are_short = all(_short(one) == one for one in identities)
-    has = (name for name in turn if name not in ("content", "tool_calls"))
-    return turn["role"], bool(turn["content"]), min(len(identities), 2), are_short, frozenset(has)
 
 
 def _turn(role: str, content: str) -> Turn:
@@ -270,11 +228,12 @@ _CHANGES: Sequence[Change] = (
     _with_one_system,
     _without_system,
     _alternating,
-    *map(_each, (_joined, _with_null)),
+    _each(_joined),
     _one_call_each,
-    *map(_each, (_with_short_ids, _in_parts)),
+    *map(_each, (_with_short_ids, _with_null, _in_parts)),
 )
-"""Other forms of conversations, in the order in which they are tried and made."""
+"""Other forms of conversations, in the order in which they are made; what many templates refuse
+comes last, so that it is left out first."""
 
 
 def complete_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

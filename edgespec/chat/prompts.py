@@ -17,7 +17,6 @@ from edgespec.chat.call_marks import MARKS
 from edgespec.chat.continuing import content_of, continued, continues, is_reasoning
 from edgespec.chat.control_text import ControlTexts, new_seam
 from edgespec.chat.messages import Message
-from edgespec.chat.named_templates import RENDERED, named_template
 from edgespec.chat.reasoning import Marks, ReasoningSplitter, is_open, marks_of
 from edgespec.chat.render_limits import TemplateLimitError, measured
 from edgespec.errors import ModelError, UsageError, setting
@@ -94,17 +93,18 @@ class ChatPrompts:
         too_long: Callable[[int], UsageError | None] = lambda _: None,
         bos: Sequence[int] = (),
     ) -> None:
-        """Use the templates of `chat_format`, or `override`: Jinja, or a name that it knows.
+        """Use the templates of `chat_format`, or `override` in Jinja.
 
         `bos` are the tokens that the model's texts begin with; they are added to prompts of
         templates that do not write them. `too_long` returns an error for a number of characters
         that cannot fit, so that such conversations are refused before they are rendered. Raises
-        UsageError for an unknown name.
+        UsageError for an override that is not Jinja.
         """
-        named = None if override is None else named_template(override, chat_format.named)
-        self._functions: dict[str, Any] = {}
-        if named is not None:
-            override, self._functions[RENDERED] = named
+        if override is not None and "{" not in override:
+            raise UsageError(
+                f"the chat template {override[:60]!r} is not Jinja: give Jinja, or a file with "
+                f"{setting.use_chat_template}"
+            )
         self._model = model
         self._format = chat_format
         self._encode = encode
@@ -128,8 +128,8 @@ class ChatPrompts:
         with extras.needed(_EXTRA, _WHY):
             from edgespec.chat.template import ChatTemplate
         known = self._format
-        variables = {**known.special_tokens, **self._functions}
-        template = ChatTemplate(source, variables, known.control_tokens, known.added_tokens)
+        tokens = known.control_tokens, known.added_tokens
+        template = ChatTemplate(source, known.special_tokens, *tokens)
         if not template.shows_messages():
             raise ModelError(
                 "the chat template shows no message, so that every question would get one answer: "

@@ -11,12 +11,13 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from jinja2.meta import find_undeclared_variables
 
 from edgespec.chat.adapting import (
-    ShownContent,
     as_text,
     complete_tools,
     offering,
     reasoning_variables,
     renamed,
+    shown,
+    shows_messages,
 )
 from edgespec.chat.control_text import ControlTexts, new_seam
 from edgespec.chat.messages import Message, checked
@@ -32,7 +33,7 @@ class ChatTemplate:
     """Renders conversations. Thread-safe; renderings run one at a time.
 
     `source` is Jinja as in `tokenizer_config.json`; `special_tokens` are its variables `bos_token`,
-    `eos_token` and so on, or functions. `control_tokens` are the spellings that only the template
+    `eos_token` and so on. `control_tokens` are the spellings that only the template
     may use, and `added_tokens` are reserved likewise if the template contains them. Raises
     ModelError for a template that cannot be compiled.
     """
@@ -40,7 +41,7 @@ class ChatTemplate:
     def __init__(
         self,
         source: str,
-        special_tokens: Mapping[str, Any] | None = None,
+        special_tokens: Mapping[str, str] | None = None,
         control_tokens: Iterable[str] = (),
         added_tokens: Iterable[str] = (),
     ) -> None:
@@ -72,8 +73,11 @@ class ChatTemplate:
             ) from error
         except (TemplateError, TemplateLimitError, RecursionError) as error:
             raise _failure(error) from error
-        self._shown = ShownContent(self._rendered)
-        self.shows_messages = self._shown.shows_messages
+
+    def shows_messages(self) -> bool:
+        """True if a user's message is shown, or if a lone one is refused. Raises
+        TemplateLimitError."""
+        return shows_messages(self._rendered)
 
     @cached_property
     def takes_tools(self) -> bool:
@@ -118,7 +122,7 @@ class ChatTemplate:
             for turn in conversation
         ]
         text = self._rendered(
-            self._shown.adapted(turns, bool(offered)),
+            shown(turns, offered, self._rendered)[1],
             control.seamed(offered, seam) if offered else None,
             add_generation_prompt,
             control.seamed(reasoning_variables(variables, self.source), seam),

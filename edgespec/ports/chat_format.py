@@ -5,7 +5,7 @@ Templates are not rendered here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +13,6 @@ from edgespec.errors import ModelError, setting
 
 DEFAULT = "default"
 FOR_TOOLS = "tool_use"
-
-
-NamedTemplate = Callable[[Sequence[tuple[str, str]], bool], str]
-"""Renders roles (system, user and assistant) with contents, and with true the beginning of an
-answer. Raises ValueError for a text that it cannot render."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +29,6 @@ class ChatFormat:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Sampling settings recommended by the model's authors, by fields of `SamplingParams`; not
     validated."""
-    named: Mapping[str, NamedTemplate] = field(default_factory=dict)
-    """Templates of the runtime by name, which users may choose instead."""
 
     def source(self, model: str, with_tools: bool = False) -> str:
         """The template for a conversation. Raises ModelError if the model has none."""

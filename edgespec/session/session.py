@@ -325,8 +325,8 @@ class Session(Closeable):
     def use_chat_template(self, source: str | None) -> None:
         """Replace the model's chat template; None restores it.
 
-        `source` is Jinja, or one of llama.cpp's template names, such as `chatml`. Raises UsageError
-        for an unknown name, and ModelError for a template that fails or leaves out messages.
+        Raises UsageError for a `source` that is not Jinja, and ModelError for a template that fails
+        or leaves out messages.
         """
         prompts = self.tokenizer.chat_prompts(self.target.name, source)
         if source is not None:

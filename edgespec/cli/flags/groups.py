@@ -131,8 +131,7 @@ def add_chat_template(parser: ArgumentParser) -> None:
     flag(
         parser.add_argument_group("chat template"),
         "--chat-template TEXT",
-        "Jinja or, for GGUF models, a name that llama.cpp knows (chatml, llama3, ...), instead "
-        f"of the model's own template; {OR_FILE}",
+        f"Jinja instead of the model's own template; {OR_FILE}",
     )
 
 

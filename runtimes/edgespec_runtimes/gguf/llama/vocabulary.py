@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import repeat
 
 import numpy as np
 
 from edgespec.ports import Vocabulary, check_token
-from edgespec.ports.chat_format import ChatFormat, NamedTemplate
+from edgespec.ports.chat_format import ChatFormat
 from edgespec_runtimes.gguf.file.chat_format import chat_format, special_tokens
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama.bindings import lib
@@ -55,7 +55,6 @@ class GgufVocabulary(Vocabulary):
             chat_format(header, texts) if header is not None else ChatFormat(),
             control_tokens=frozenset(text for token, text in shown.items() if is_control[token]),
             added_tokens=frozenset(text for token, text in shown.items() if not is_control[token]),
-            named=named_templates(),
         )
 
     def _all(self, ask: Callable[[int, int], int], kind: type) -> np.ndarray:
@@ -86,25 +85,3 @@ class GgufVocabulary(Vocabulary):
             if n >= 0:
                 return text.raw[:n]
             room = -n
-
-
-def named_templates() -> dict[str, NamedTemplate]:
-    """llama.cpp's own chat templates by name, in order, which do not write the BOS token."""
-    found = (ctypes.c_char_p * lib.llama_chat_builtin_templates(None, 0))()
-    lib.llama_chat_builtin_templates(found, len(found))
-    return {name.decode(): functools.partial(_rendered, name) for name in sorted(found)}
-
-
-def _rendered(name: bytes, turns: Sequence[tuple[str, str]], begins_answer: bool) -> str:
-    if any("\0" in content for _, content in turns):
-        raise ValueError("llama.cpp's templates take no text with the character NUL")
-    chat = (lib.llama_chat_message * len(turns))()
-    for message, (role, content) in zip(chat, turns, strict=True):
-        message.role, message.content = role.encode(), content.encode()
-    room = 1024 + 2 * sum(len(message.content) for message in chat)
-    while True:
-        text = ctypes.create_string_buffer(room)
-        length = lib.llama_chat_apply_template(name, chat, len(turns), begins_answer, text, room)
-        if length <= room:
-            return text.raw[: max(length, 0)].decode()
-        room = length
