@@ -39,8 +39,8 @@ def enough_alone() -> int:
 
 
 def least_paged() -> int:
-    """The smallest budget of the pair."""
-    return planned("4GiB", optional=False).smallest_bytes
+    """The smallest budget of the pair; other processes may take more."""
+    return planned("4GiB", optional=False).smallest_bytes - 11 * MIB // 2
 
 
 def test_it_guesses_where_both_models_fit() -> None:
