@@ -32,8 +32,9 @@ class _Setting(str):
     __slots__ = ()
 
     def __call__(self, value: object) -> str:
-        """The name with a value."""
-        return f"{self[:-1]}={value}{_MARK}"
+        """The name with a value, as Python writes it."""
+        shown = f'"{value}"' if isinstance(value, str) else value
+        return f"{self[:-1]}={shown}{_MARK}"
 
 
 class _Settings:

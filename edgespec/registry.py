@@ -85,7 +85,7 @@ class ModelRequest:
         """Raise UsageError for a context of more tokens than the model was trained on."""
         if n_ctx > n_trained:
             raise UsageError(
-                f"{setting.ctx_size(f'{n_ctx:,}')} is more than the {n_trained:,} tokens that "
+                f"{setting.ctx_size(n_ctx)} is more than the {n_trained:,} tokens that "
                 f"{self.path.name} was trained on: take at most {n_trained:,}"
             )
 

@@ -164,7 +164,7 @@ def test_other_kinds_of_file_are_refused(tmp_path: Path) -> None:
 def test_a_pair_with_different_vocabularies_is_refused(tmp_path: Path) -> None:
     stranger = tmp_path / "stranger.gguf"
     stranger.write_bytes(tiny_llama().content())
-    assert_refused(refused("-m", PAIR.target, "-md", stranger), 3, "vocabular", "token 1 ")
+    assert_refused(refused("-m", PAIR.target, "-md", stranger), 3, "vocabular", "family")
 
 
 def test_a_prompt_longer_than_the_context_is_refused() -> None:

@@ -300,7 +300,7 @@ def test_a_draft_with_a_shorter_context_drops_out_and_says_so() -> None:
         ({"stop": [""]}, "not empty"),
         ({"sampling": SamplingParams(logit_bias={N_VOCAB: 1.0})}, r"`logit_bias`.*12"),
         ({"pacer": "best-frist"}, "best-first"),
-        ({"fallback": "none"}, "`fallback=none`.*'marginal'"),
+        ({"fallback": "none"}, '`fallback="none"`.*marginal'),
         ({"draft_max": 0}, "`draft_max=0`"),
         ({"n_candidates": 0}, "`n_candidates=0`"),
     ],

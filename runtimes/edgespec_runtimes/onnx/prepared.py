@@ -250,7 +250,7 @@ class PreparedOnnx(PreparedModel):
         if trained and n_ctx > trained:
             if (switch := angle_switch(self._graph)) and switch[1] == trained:
                 raise UsageError(
-                    f"{setting.ctx_size(f'{n_ctx:,}')}: {request.path.name} has a second table of "
+                    f"{setting.ctx_size(n_ctx)}: {request.path.name} has a second table of "
                     f"angles for texts of more than {trained:,} tokens, and a text that grows past "
                     f"that would have to be read anew: take at most {trained:,}"
                 )
