@@ -102,13 +102,13 @@ def in_flags(text: str, file: Path | None = None, in_file: Collection[str] = ())
     given in it or have no flag."""
 
     def spelled(said: str) -> str:
-        name, _, value = said.partition("=")
+        name, _, value = said.replace('"', "").partition("=")
         if name in in_file or name not in flagged:
             shown = f" = {_IN_FILES.get(value, value)}" if value else ""
             return f"{key_of(name)}{shown} in {file if name in in_file else 'a --config file'}"
         if value == "None":
             return f"--no-{name}"
-        return spell(name) + (f" {value.strip(chr(34))}" if value not in ("", "True") else "")
+        return spell(name) + (f" {value}" if value not in ("", "True") else "")
 
     flagged = {*_SPELLED, *(name for kind in _kinds(Settings) for name, _ in kind.flags())}
     return Sentence(text).spelled(spelled)

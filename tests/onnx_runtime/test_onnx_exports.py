@@ -51,5 +51,5 @@ def test_a_row_is_measured_in_processes_of_its_own() -> None:
 @pytest.mark.slow
 def test_what_is_refused_says_so_in_its_row() -> None:
     answer = exports.answer("plain", LLAMA, 4, 1 << 20)
-    assert "ctx_size=1,048,576` is more than the 256 tokens" in answer
+    assert "ctx_size=1048576` is more than the 256 tokens" in answer
     assert exports.cells(LLAMA, LLAMA, answer, 4, 1 << 20) == [answer]

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
             "`lookup=True` or `draft=None`",
             "lookup = true in a --config file or --no-draft",
         ),
-        (setting.draft('"self"'), '`draft="self"`', "--model-draft self"),
+        (setting.draft("self"), '`draft="self"`', "--model-draft self"),
         ("a folder `ctx_size`", "a folder `ctx_size`", "a folder `ctx_size`"),
     ],
 )
