@@ -215,7 +215,7 @@ def test_a_module_of_more_than_400_lines_says_why() -> None:
 MOST_LINES = {
     "batch": 509,
     "bench": 1241,
-    "chat": 1657,
+    "chat": 1646,
     "cli": 4584,
     "completions": 3796,
     "concurrency": 540,
@@ -224,7 +224,7 @@ MOST_LINES = {
     "enlarge": 953,
     "gguf": 12103,
     "grammar": 847,
-    "hub": 614,
+    "hub": 582,
     "jobs": 422,
     "kit": 475,
     "memory": 1448,

@@ -9,12 +9,10 @@ from typing import Any
 from edgespec.chat.messages import checked
 from edgespec.errors import UsageError
 from edgespec.files.named_errors import named
-from edgespec.files.regular import open_regular, read_regular
+from edgespec.files.regular import read_regular
 from edgespec.files.unfinished import unfinished_file
 
 MAX_BYTES = 64 << 20
-_OPENING = b'{\n "messages": ['
-"""First bytes of a saved conversation, by which it is recognised."""
 
 
 class Dialogue:
@@ -65,15 +63,12 @@ class Dialogue:
     def save(self, path: Path) -> None:
         """Write the messages atomically to a file that only its owner can read.
 
-        Raises UsageError if `path` cannot be written, or is anything but a saved conversation.
+        Raises UsageError if `path` cannot be written, or is anything but a conversation.
         """
         content = json.dumps({"messages": [*self._head, *self.turns]}, ensure_ascii=False, indent=1)
         with named(f"{path} cannot be written"):
-            if path.is_symlink() or (path.exists() and not _is_conversation(path)):
-                raise UsageError(
-                    f"{path} is a symbolic link, or no conversation saved by edgespec, and was not "
-                    "changed: name another file"
-                )
+            if path.exists():
+                Dialogue().load(path)
             with unfinished_file(path, is_private=True) as file:
                 # half a surrogate pair, which another program may have saved, stays an escape
                 file.write(content.encode(errors="backslashreplace") + b"\n")
@@ -93,9 +88,3 @@ class Dialogue:
         self.system = first["content"] if is_system else None
         self.turns = [dict(message) for message in (rest if is_system else messages)]
         self.n_forgotten = 0
-
-
-def _is_conversation(path: Path) -> bool:
-    """True for an empty file and a saved conversation. Raises OSError for what is no file."""
-    with open_regular(path) as file:
-        return file.read(len(_OPENING)) in (b"", _OPENING)

@@ -91,7 +91,7 @@ def choose(reference: HubReference, files: Iterable[HubFile]) -> HubModel:
         ggufs += heads
     models = [*ggufs, *onnx_models(everything)]
     if not models:
-        raise ModelError(_nothing_here(reference, everything, heads))
+        raise ModelError(_nothing_here(reference, heads))
     matching = [model for model in models if reference.names([model.files[0].name])]
     if reference.quant:
         matching = [model for model in matching if model.is_called(reference.quant)]
@@ -105,7 +105,12 @@ def choose(reference: HubReference, files: Iterable[HubFile]) -> HubModel:
         wanted = reference.quant or reference.path
         raise ModelError(f"{reference.repo} has no {wanted}; it has: {', '.join(known)}")
     chosen = min(matching, key=lambda model: (model.is_onnx, len(model.name), model.name))
-    _check_parts(reference, chosen)
+    part = gguf_names.PART.fullmatch(chosen.files[0].name)
+    if part and len(chosen.files) < int(part["count"]):
+        raise ModelError(
+            f"{reference}: {len(chosen.files)} of {int(part['count'])} parts are in the "
+            "repository: choose another quantisation"
+        )
     return chosen
 
 
@@ -116,29 +121,15 @@ def gguf_models(files: Iterable[HubFile], heads: bool = False) -> list[HubModel]
     return [HubModel(name, tuple(by_name[file] for file in parts)) for name, parts in found.items()]
 
 
-def _check_parts(reference: HubReference, model: HubModel) -> None:
-    parts = [part for file in model.files if (part := gguf_names.PART.fullmatch(file.name))]
-    count = int(parts[0]["count"]) if parts else 0
-    if missing := sorted({*range(1, count + 1)} - {int(part["number"]) for part in parts}):
-        raise ModelError(
-            f"{reference}: part {missing[0]} of {count} is missing in the repository: choose "
-            "another quantisation"
-        )
-
-
-def _nothing_here(
-    reference: HubReference, files: Sequence[HubFile], heads: Sequence[HubModel]
-) -> str:
+def _nothing_here(reference: HubReference, heads: Sequence[HubModel]) -> str:
     if heads:
         return (
             f"{reference.repo} holds no model but drafting heads ({heads[0].name}): name a model "
             "with -hf or -m, and this repository with -hfd"
         )
-    kinds = sorted({file.name.rsplit(".", 1)[-1] for file in files if "." in file.name})
-    content = f"it holds {', '.join(kinds[:8])} files" if kinds else "it is empty"
     return (
-        f"{reference.repo} has no GGUF or ONNX model ({content}): choose a repository whose name "
-        "ends in -GGUF, or download the files and give their folder with -m"
+        f"{reference.repo} has no GGUF or ONNX model: choose a repository whose name ends in "
+        "-GGUF, or download the files and give their folder with -m"
     )
 
 

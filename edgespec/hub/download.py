@@ -18,8 +18,6 @@ from huggingface_hub import get_session
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
 
-from edgespec.errors import FetchError
-
 TIMEOUT_S = 20.0
 MAX_FAILURES = 5
 """Consecutive failures without progress before giving up."""
@@ -29,12 +27,12 @@ _PASSING = {None, 408, 429, *range(500, 600)}
 """Answers after which a retry may succeed; None: no answer."""
 
 
-class HubFailure(FetchError):
-    """The newest files could not be fetched; `reason` is the message without the advice."""
+@dataclass
+class HubFailure(Exception):
+    """The newest files could not be fetched, for this reason."""
 
-    def __init__(self, reason: str, advice: str) -> None:
-        super().__init__(f"{reason}: {advice}")
-        self.reason = reason
+    reason: str
+    advice: str
 
 
 @dataclass(frozen=True, slots=True)

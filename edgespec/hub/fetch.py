@@ -7,11 +7,9 @@ a hub, and names and checksums become paths on disk.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -25,7 +23,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.hf_api import RepoSibling
 
-from edgespec.errors import EdgespecError, FetchError, ModelError, UsageError
+from edgespec.errors import FetchError, ModelError, UsageError
 from edgespec.files import gguf_names
 from edgespec.hub.choice import HubFile, HubModel, choose
 from edgespec.hub.download import TIMEOUT_S, Download, HubFailure
@@ -36,7 +34,6 @@ from edgespec.settings.units import format_size
 
 MAX_NAME_LENGTH = 1024
 """Longest accepted path of a file in a repository."""
-_ABOUT_CONNECTIONS = {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR"}
 _SHA1_DIGITS, _SHA256_DIGITS = 40, 64
 
 
@@ -70,21 +67,22 @@ class Hub:
         if self.offline:
             return self._from_cache(reference, "HF_HUB_OFFLINE is set")
         try:
-            with self._translated_errors(reference):
-                return self._newest(reference, progress)
-        except HubFailure as failure:
+            return self._newest(reference, progress)
+        except HFValidationError as error:
+            raise UsageError(f"{reference.repo!r} names no repository: {error}") from error
+        except (HubFailure, httpx2.HTTPError, OSError) as error:
+            reason, advice = self._explained(error, reference)
             try:
-                return self._from_cache(reference, failure.reason)
+                return self._from_cache(reference, reason)
             except (FetchError, ModelError):
-                raise failure from failure.__cause__
+                raise FetchError(f"{reason}: {advice}") from error
 
     def _newest(self, reference: HubReference, progress: Progress | None) -> Fetched:
         repo = reference.repo
         commit, files = self._listed(repo)
         model, cache = choose(reference, files), RepositoryCache(self.cache, repo)
-        for file in model.files:
-            if not file.digits:
-                raise self._unsure(f"checksum of {file.name}")
+        if unsure := [file.name for file in model.files if not file.digits]:
+            raise self._unsure(f"checksum of {unsure[0]}")
         downloads = [
             Download(
                 name=file.name,
@@ -121,9 +119,10 @@ class Hub:
         try:
             get_session()
         except (ImportError, OSError, ValueError) as error:
-            given = ", ".join(name for name in os.environ if name.upper() in _ABOUT_CONNECTIONS)
             raise HubFailure(
-                f"the environment lets no connection be made ({error})", f"change or unset {given}"
+                f"the environment lets no connection be made ({error})",
+                "change or unset its variables of proxies and certificates, such as ALL_PROXY and "
+                "SSL_CERT_FILE",
             ) from error
         try:
             api = HfApi(endpoint=self.endpoint, token=self.token)
@@ -132,8 +131,7 @@ class Hub:
             raise
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise HubFailure(
-                f"{self.endpoint} answered for {repo} with something that is not a listing of a "
-                "model",
+                f"{self.endpoint} answered for {repo} with something else than a listing",
                 "open it in a browser: the network may require a login",
             ) from error
         if not (commit := _hexadecimal(info.sha, _SHA1_DIGITS)):
@@ -169,22 +167,11 @@ class Hub:
         note = f"{reference}: {reason}; the model in the cache is used"
         return Fetched(paths[model.files[0].name], model, _heads(files), (note,))
 
-    @contextmanager
-    def _translated_errors(self, reference: HubReference) -> Iterator[None]:
-        """Translate errors of the hub, the transport and the disk: raises HubFailure, or UsageError
-        for an invalid name."""
-        try:
-            yield
-        except EdgespecError:
-            raise
-        except HFValidationError as error:
-            raise UsageError(f"{reference.repo!r} names no repository: {error}") from error
-        except (httpx2.HTTPError, OSError) as error:
-            raise HubFailure(*self._explained(error, reference)) from error
-
     def _explained(self, error: Exception, reference: HubReference) -> tuple[str, str]:
         """The reason of an error, and what to do."""
         repo, hub = reference.repo, self.endpoint
+        if isinstance(error, HubFailure):
+            return error.reason, error.advice
         if isinstance(error, GatedRepoError):
             advice = f"accept its terms at {hub}/{repo} and set HF_TOKEN to a token of that account"
             return f"{repo} is gated", advice

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,17 +53,20 @@ class RepositoryCache:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or not path.samefile(blob):
             path.unlink(missing_ok=True)
-            with suppress(FileExistsError):  # another process was faster
-                _link(path, blob)
+            try:  # a relative link, so that the cache can be moved
+                path.symlink_to(os.path.relpath(blob, path.parent))
+            except FileExistsError:  # another process was faster
+                pass
+            except (OSError, NotImplementedError):  # forbidden, as on Windows
+                path.hardlink_to(blob)
         return path
 
     def set_newest(self, commit: str) -> None:
         """Record `commit` as the newest, which offline use finds."""
         path = self.folder / "refs" / BRANCH
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists() or path.read_text(encoding="utf-8") != commit:
-            with unfinished_file(path) as file:
-                file.write(commit.encode())
+        with unfinished_file(path) as file:
+            file.write(commit.encode())
 
     def newest(self) -> dict[str, Path]:
         """The files of the newest commit, by name; empty if nothing was fetched."""
@@ -86,14 +89,3 @@ def models(cache: Path) -> Iterator[tuple[HubReference, HubModel, list[Path]]]:
         for model in (*choice.gguf_models(files), *choice.onnx_models(files)):
             reference = HubReference(repo, model.quant)
             yield reference, model, [paths[file.name] for file in model.files]
-
-
-def _link(path: Path, blob: Path) -> None:
-    """Create a relative symbolic link, so that the cache can be moved.
-
-    Where these are forbidden, as on Windows, create a hard link.
-    """
-    with suppress(OSError, NotImplementedError):
-        path.symlink_to(os.path.relpath(blob, path.parent))
-        return
-    path.hardlink_to(blob)

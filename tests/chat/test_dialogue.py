@@ -34,13 +34,6 @@ def test_another_file_stays_as_it_is(dialogue, tmp_path):
     assert file.read_text() == "years of work"
 
 
-def test_a_link_is_refused_wherever_it_leads(dialogue, tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "nothing")
-    with pytest.raises(UsageError, match="symbolic"):
-        dialogue.save(tmp_path / "link")
-    assert [path.name for path in tmp_path.iterdir()] == ["link"]
-
-
 def test_a_folder_and_a_fifo_are_refused(dialogue, tmp_path):
     os.mkfifo(tmp_path / "fifo")
     for path, kind in ((tmp_path, "a directory"), (tmp_path / "fifo", "a FIFO")):

@@ -195,7 +195,7 @@ def test_an_environment_without_a_way_to_the_hub_is_named(
     monkeypatch.setenv(variable, value)
     close_session()
     local = Hub(hub.endpoint, tmp_path, token=None, offline=False)
-    with pytest.raises(FetchError, match=variable):
+    with pytest.raises(FetchError, match="ALL_PROXY and SSL_CERT_FILE"):
         local.fetch(hub_reference.parse(REPO))
     close_session()
 
@@ -336,5 +336,5 @@ def test_part_of_a_split_model_in_the_cache_is_no_model(hub, tmp_path):
     hub.repos[REPO] |= PARTS
     path = fetch(hub, tmp_path, f"{REPO}:Q4_0").path
     (path.parent / "m-Q4_0-00002-of-00002.gguf").unlink()
-    with pytest.raises(ModelError, match="part 2 of 2 is missing"):
+    with pytest.raises(ModelError, match="1 of 2 parts"):
         fetch(FakeHub(), tmp_path, f"{REPO}:Q4_0", offline=True)
