@@ -51,20 +51,27 @@ def close_all(*closes: Callable[[], None]) -> None:
 
 
 class Users:
-    """Counts the calls inside an object, so that it is released only when there are none.
+    """Counts the calls inside an object, so that it is released only when there are none; a context
+    manager for them.
 
-    Native memory may be freed only when no thread uses it: `use` wraps every call that touches it,
-    and `close` refuses new calls, waits for those inside, and then releases it once.
+    Native memory may be freed only when no thread uses it: `with users` wraps every call that
+    touches it, and `close` refuses new calls, waits for those inside, and then releases it once.
     """
 
-    def __init__(self, name: str, closed: Callable[[str], EdgespecError] = UsageError) -> None:
+    def __init__(
+        self,
+        name: str,
+        closed: Callable[[str], EdgespecError] = UsageError,
+        is_exclusive: bool = False,
+    ) -> None:
         """`name` is the subject of error messages; `closed` makes the error of calls after
-        `close`."""
+        `close`. With `is_exclusive`, a call raises UsageError while another is inside."""
         self._name = name
         self._closed = closed
-        self.inside: list[Use] = []
-        """The calls inside. List methods are atomic, so entering and leaving need no lock: a signal
-        handler or the garbage collector may run at any point."""
+        self._is_exclusive = is_exclusive
+        self.inside: list[int] = []
+        """The threads of the calls inside. List methods are atomic, so entering and leaving need no
+        lock: a signal handler or the garbage collector may run at any point."""
         self.left = threading.Event()
         self._release = threading.RLock()
         self._process = os.getpid()
@@ -74,35 +81,38 @@ class Users:
         """True once resources are being released or have been."""
 
     @property
-    def is_inside(self) -> bool:
-        """True if the calling thread is inside a call."""
-        return any(use.thread == threading.get_ident() for use in list(self.inside))
-
-    @property
     def is_forked(self) -> bool:
         """True in a fork of the process."""
         return os.getpid() != self._process
 
-    def use(self, exclusive: bool = False) -> Use:
-        """Context manager that prevents the release.
+    def __enter__(self) -> None:
+        """Prevent the release.
 
-        Raises the error of `closed` once it is closing. Raises UsageError if `exclusive` is set and
-        another exclusive call is inside, and in a fork of the process, which has none of its
-        threads.
+        Raises the error of `closed` once it is closing, and UsageError in a fork of the process,
+        which has none of its threads.
         """
-        return Use(self, exclusive)
+        thread = threading.get_ident()
+        try:
+            self.inside.append(thread)
+            if os.getpid() != self._process:
+                raise UsageError(
+                    f"{self._name} belongs to the process {self._process}, of which this is a fork "
+                    "without its threads: load one here, or start processes by multiprocessing's "
+                    "spawn"
+                )
+            if self.is_closing:
+                raise self._closed(f"{self._name} is closed")
+            is_second = self.inside[0] != thread or self.inside.count(thread) > 1
+            if self._is_exclusive and is_second:
+                raise UsageError(f"{self._name} is in use: one thread at a time")
+        except BaseException:
+            self.__exit__()
+            raise
 
-    def check(self, use: Use) -> None:
-        """Raise the errors of `use`."""
-        if os.getpid() != self._process:
-            raise UsageError(
-                f"{self._name} belongs to the process {self._process}, of which this is a fork "
-                "without its threads: load one here, or start processes by multiprocessing's spawn"
-            )
+    def __exit__(self, *error: object) -> None:
+        self.inside.remove(threading.get_ident())
         if self.is_closing:
-            raise self._closed(f"{self._name} is closed")
-        if use.exclusive and use is not next(one for one in list(self.inside) if one.exclusive):
-            raise UsageError(f"{self._name} is in use: one thread at a time")
+            self.left.set()
 
     def close(self, hurry: Callable[[], None], release: Callable[[], None]) -> None:
         """Call `release` once no call is inside; `hurry` asks those inside to return.
@@ -113,7 +123,7 @@ class Users:
         if self.is_forked:
             self.is_closing = self.is_released = True
             return
-        if self.is_inside:
+        if threading.get_ident() in self.inside:
             raise UsageError(
                 f"{self._name} cannot be closed from within a call of its own: use cancel() there "
                 "and close it when the call has come back"
@@ -132,32 +142,6 @@ class Users:
                     continue
             self.is_released = True
             release()
-
-
-class Use:
-    """A call inside an object; a context manager. A generator would take twice as long."""
-
-    __slots__ = ("_users", "exclusive", "thread")
-
-    def __init__(self, users: Users, exclusive: bool = False) -> None:
-        self._users = users
-        self.exclusive = exclusive
-        self.thread = threading.get_ident()
-
-    def __enter__(self) -> None:
-        users = self._users
-        try:
-            users.inside.append(self)
-            users.check(self)
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def __exit__(self, *error: object) -> None:
-        users = self._users
-        users.inside.remove(self)
-        if users.is_closing:
-            users.left.set()
 
 
 def close_forgotten(owner: object, close: Callable[[], None]) -> None:

@@ -121,7 +121,7 @@ class Engine(Scheduler):
     def admit(self, terms: TextRequest) -> Text:
         """Prepare a request, whose tokens a `Generation` asks for. Raises UsageError if the target
         cannot serve it."""
-        with self._users.use():
+        with self._users:
             text = admit(self.target, terms, self.settings.n_keep)
         if self._obstacle:
             text.tally.note(self._obstacle)

@@ -43,7 +43,7 @@ class Generation(Closeable):
         self._scheduler = scheduler
         self._load_s = load_s
         self._memory_stats = memory_stats
-        self._users = Users("the generation")
+        self._users = Users("the generation", is_exclusive=True)
         self._deliveries: SimpleQueue[Sequence[Any]] = SimpleQueue()
         self._events: deque[TokenEvent] = deque()
         """Tokens that are here and not taken, with the progress of requests that yield it."""
@@ -66,7 +66,7 @@ class Generation(Closeable):
         token. Errors of the models end the generation.
         """
         if self._result is None:
-            with self._users.use(exclusive=True), self._scheduler.use():
+            with self._users, self._scheduler.use():
                 if not self._events:
                     self._wait()
                 if self._events:

@@ -276,7 +276,7 @@ class Scheduler(Closeable):
 
     def use(self) -> AbstractContextManager[None]:
         """Context manager for a use of the models' vocabularies. Raises SessionClosed."""
-        return self._users.use()
+        return self._users
 
     def want(self, text: Text) -> None:
         """Ask for the text's next token, which its `deliver` gets; the first time, it joins the
@@ -291,7 +291,7 @@ class Scheduler(Closeable):
         Raises SessionClosed.
         """
         done: Future[T] = Future()
-        with self._users.use():
+        with self._users:
             self._tell(lambda _: _fulfil(done, work))
         return done
 

@@ -65,7 +65,7 @@ class Embedder(Closeable):
         self._model = model
         self._turn = threading.Lock()
         self._users = Users("the embedding model", SessionClosed)
-        self._tokenizer = Tokenizer(model.vocabulary, model.info.n_ctx, self._users.use)
+        self._tokenizer = Tokenizer(model.vocabulary, model.info.n_ctx, self._users)
 
     @property
     def target(self) -> ModelInfo:
@@ -100,7 +100,7 @@ class Embedder(Closeable):
         """
         for token in tokens:
             check_token(token, self.target.n_vocab)
-        with self._turn, self._users.use():
+        with self._turn, self._users:
             vector = self._model.embed(tokens)
         if normalize and (length := float(np.linalg.norm(vector))):
             vector = vector / np.float32(length)

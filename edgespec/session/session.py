@@ -135,7 +135,7 @@ class Session(Closeable):
             prefixes=prefixes,
         )
         self._budget = SessionBudget(models, self._engine)
-        self.tokenizer = Tokenizer(target.vocabulary, target.info.n_ctx, self._engine.use)
+        self.tokenizer = Tokenizer(target.vocabulary, target.info.n_ctx, self._engine.use())
         """Converts texts to tokens and back, with control tokens as text or as tokens."""
         self._prompts = self.tokenizer.chat_prompts(self.target.name)
         self._compiler: GrammarCompiler | None = None

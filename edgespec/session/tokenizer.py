@@ -7,7 +7,7 @@ one at a time, and those far longer than the context are refused before they are
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 
@@ -32,9 +32,9 @@ class Tokenizer:
     """Encodes and decodes texts of one model, from any thread."""
 
     def __init__(
-        self, vocabulary: Vocabulary, n_ctx: int, use: Callable[[], AbstractContextManager[None]]
+        self, vocabulary: Vocabulary, n_ctx: int, use: AbstractContextManager[None]
     ) -> None:
-        """`use` returns a context manager for each use of the model."""
+        """Every use of the model is within `use`."""
         self._vocabulary = vocabulary
         self._n_ctx = n_ctx
         self._use = use
@@ -61,7 +61,7 @@ class Tokenizer:
             raise error
         most, encode = max(self._n_ctx, MIN_TOKENS), self._vocabulary.encode
         half = text[: MAX_PIECE_BYTES // 2 * most]
-        with self._turn, self._use():
+        with self._turn, self._use:
             # a text has at least as many tokens as its beginning, but for a few at the cut
             if half != text and (n_tokens := len(encode(half, add_special))) > 2 * most:
                 raise ContextOverflow(self._n_ctx, n_tokens, is_counted=False)
@@ -79,7 +79,7 @@ class Tokenizer:
         """The bytes of a token, those of control tokens included. Raises UsageError for a number
         that is no token."""
         token = arguments.whole("the token", token)
-        with self._use():
+        with self._use:
             return self._vocabulary.piece(token) or self._spelled.get(token, b"")
 
     def chat_prompts(self, model: str, template: str | None = None) -> ChatPrompts:

@@ -33,7 +33,7 @@ class Words:
 
 
 def encoded(text: str, vocabulary: Words, n_ctx: int) -> list[int]:
-    return Tokenizer(vocabulary, n_ctx, nullcontext).encode(text)  # type: ignore[arg-type]
+    return Tokenizer(vocabulary, n_ctx, nullcontext()).encode(text)  # type: ignore[arg-type]
 
 
 def test_a_prompt_is_encoded_whole() -> None:

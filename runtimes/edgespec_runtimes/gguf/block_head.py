@@ -62,7 +62,7 @@ class GgufBlockHead(HiddenStateReader):
         self.drop_features(position)
         rows = rows[: max(0, self.info.n_ctx - position)]
         step = self._shape.largest_batch
-        with self._users.use():
+        with self._users:
             for n in range(0, len(rows), step):
                 states = np.ascontiguousarray(rows[n : n + step], np.float32)
                 self._inject(states.reshape(len(states), self._n_fused))
@@ -70,7 +70,7 @@ class GgufBlockHead(HiddenStateReader):
     def drop_features(self, n_tokens: int) -> None:
         if n_tokens < self._n_known:
             self._guessed = None
-            with self._users.use():
+            with self._users:
                 self._texts.truncate({HOME: n_tokens})
             self._n_read = min(self._n_read, n_tokens)
 
@@ -94,7 +94,7 @@ class GgufBlockHead(HiddenStateReader):
         if self._guessed != root:
             self._guess(root[1])
             self._guessed = root
-        with self._users.use():
+        with self._users:
             logits: np.ndarray = self._logits(self._size)[self._first_row + depths]
             if self.info.is_chained:
                 for row, node in zip(logits, nodes, strict=True):

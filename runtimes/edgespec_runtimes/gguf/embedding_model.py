@@ -167,7 +167,7 @@ class GgufEmbedder(EmbeddingModel):
         if n_tokens > self.info.n_ctx:
             raise ContextOverflow(self.info.n_ctx, n_tokens)
         rows = Rows([int(token) for token in tokens], [*range(n_tokens)], [[0]] * n_tokens)
-        with self._model.users.use(exclusive=True):
+        with self._model.users:
             self._weights.begin_pass(n_tokens)
             try:
                 lib.llama_memory_clear(lib.llama_get_memory(self._context), True)

@@ -106,7 +106,7 @@ class GgufHead(HiddenStateReader):
         self._known = range(begin, position + len(rows))
         for place, row in enumerate(rows.reshape(-1, self._n_fused), position):
             if place != self._waiting.stop or len(self._waiting) == len(self._states):
-                with self._users.use():
+                with self._users:
                     self._fuse_waiting()
                 self._waiting = range(place, place)
             self._states[len(self._waiting)] = row

@@ -44,7 +44,7 @@ class KeptTexts(RunningModel):
     _windows: WindowCells | None
 
     def write_block(self, begin: int, slot: int) -> memoryview:
-        with self._users.use():
+        with self._users:
             texts, home = self._texts, self._texts.all[slot].home
             if texts.tile == 1:  # otherwise cells are saved through a sequence of their own
                 texts.put_in_order()
@@ -52,7 +52,7 @@ class KeptTexts(RunningModel):
             return memoryview(self._memory.save(home, begin, end)).cast("B")
 
     def read_block(self, content: memoryview, slot: int) -> None:
-        with self._users.use():
+        with self._users:
             text, n_tokens = self._texts.all[slot], self.info.block_tokens
             self._texts.make_room_to_restore(n_tokens, text)
             begin = text.n_committed
@@ -63,7 +63,7 @@ class KeptTexts(RunningModel):
         return sorted(self._recurrent.checkpoints)
 
     def write_checkpoint(self, n_tokens: int, piece: int, slot: int) -> memoryview | None:
-        with self._users.use():
+        with self._users:
             kept = self._recurrent.checkpoints[n_tokens]
             if piece:
                 content = memoryview(kept).cast("B")
@@ -73,7 +73,7 @@ class KeptTexts(RunningModel):
             return memoryview(_HEAD.pack(len(kept)) + bytes(rest))
 
     def read_checkpoint(self, n_tokens: int, pieces: Iterator[memoryview], slot: int) -> None:
-        with self._users.use():
+        with self._users:
             head = memoryview(bytearray(next(pieces)))
             n_bytes = _HEAD.unpack_from(head)[0] if len(head) >= _HEAD.size else 0
             if not 0 < n_bytes <= self._recurrent.state_bytes:

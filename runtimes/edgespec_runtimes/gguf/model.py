@@ -292,7 +292,7 @@ class GgufModel(KeptTexts):
     def commit(
         self, pool: Pool, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
     ) -> None:
-        with self._users.use():
+        with self._users:
             position = self.committed_of(slot)
             if self._model.tree_capable:
                 self._texts.all[slot].commit(pool, path, keep)
@@ -312,7 +312,7 @@ class GgufModel(KeptTexts):
         n_committed = self.committed_of(slot)
         if n_tokens > n_committed:
             raise UsageError(f"{n_tokens} tokens are more than the {n_committed} committed")
-        with self._users.use():
+        with self._users:
             if self._tap is not None and slot == 0:
                 self._tap.drop()
             if self._model.tree_capable:
@@ -321,7 +321,7 @@ class GgufModel(KeptTexts):
                 self._recurrent.truncate(n_tokens)
 
     def share(self, source: int, target: int, n_tokens: int) -> None:
-        with self._users.use():
+        with self._users:
             self._texts.truncate({target: 0})
             self._texts.share(source, target, n_tokens)
 

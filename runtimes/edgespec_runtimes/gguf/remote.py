@@ -48,7 +48,7 @@ class RemoteModel(LanguageModel):
     def evaluate(
         self, parts: Sequence[PassPart], progress: Progress | None = None
     ) -> list[np.ndarray]:
-        with self._users.use():
+        with self._users:
             logits = self._calls.run(partial(self._model.evaluate, parts, progress))
             self.last_report = self._model.last_report
             return logits
@@ -56,15 +56,15 @@ class RemoteModel(LanguageModel):
     def commit(
         self, pool: Pool, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
     ) -> None:
-        with self._users.use():
+        with self._users:
             self._calls.run(partial(self._model.commit, pool, path, keep, slot))
 
     def truncate(self, n_tokens: int, slot: int = 0) -> None:
-        with self._users.use():
+        with self._users:
             self._calls.run(partial(self._model.truncate, n_tokens, slot))
 
     def share(self, source: int, target: int, n_tokens: int) -> None:
-        with self._users.use():
+        with self._users:
             self._calls.run(partial(self._model.share, source, target, n_tokens))
 
     def paging(self) -> PagingStats:

@@ -138,7 +138,7 @@ class RunningModel(LanguageModel):
         stores = self._weights.stores if self._weights else ()
         begun_s, before = time.perf_counter(), reads_of(stores) if stores else Reads()
         self._n_passes = self._n_rows = 0
-        with self._users.use():
+        with self._users:
             with self._state:
                 self._stop.is_set = False
                 if self._weights:

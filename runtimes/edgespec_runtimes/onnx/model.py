@@ -112,23 +112,23 @@ class OnnxModel(RunningModel):
     def commit(
         self, pool: Pool, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
     ) -> None:
-        with self._users.use():
+        with self._users:
             self._caches[slot].commit(pool, path, keep)
 
     def truncate(self, n_tokens: int, slot: int = 0) -> None:
-        with self._users.use():
+        with self._users:
             self._caches[slot].truncate(n_tokens)
 
     def share(self, source: int, target: int, n_tokens: int) -> None:
-        with self._users.use():
+        with self._users:
             self._caches[target].begin_with(self._caches[source], n_tokens)
 
     def write_block(self, begin: int, slot: int) -> memoryview:
-        with self._users.use():
+        with self._users:
             return self._caches[slot].block(begin)
 
     def read_block(self, content: memoryview, slot: int) -> None:
-        with self._users.use():
+        with self._users:
             self._caches[slot].append_block(content)
 
     def _release(self) -> None:

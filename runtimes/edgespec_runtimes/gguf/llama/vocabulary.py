@@ -68,7 +68,7 @@ class GgufVocabulary(Vocabulary):
         room = len(raw) + 16
         while True:
             tokens = (ctypes.c_int32 * room)()
-            with self._users.use():
+            with self._users:
                 n = lib.llama_tokenize(self._vocab, raw, len(raw), tokens, room, add_special, True)
             if n >= 0:
                 return list(tokens[:n])
@@ -80,7 +80,7 @@ class GgufVocabulary(Vocabulary):
         room = 64
         while True:
             text = ctypes.create_string_buffer(room)
-            with self._users.use():
+            with self._users:
                 n = lib.llama_token_to_piece(self._vocab, token, text, room, 0, False)
             if n >= 0:
                 return text.raw[:n]
