@@ -99,14 +99,15 @@ class ModelInfo:
     latency_s: float = 0.0
     """Network latency of a pass, independent of its rows."""
 
+    takes_prefix: bool = False
+    """True for a draft that can take its target's keys and values over: `take_prefix`."""
+    max_rows: int = field(init=False)
+    """Most rows of a pass, prompt tokens and nodes."""
+
     def __post_init__(self) -> None:
         # a name from a path may stand for bytes that no text can hold
         object.__setattr__(self, "name", self.name.encode("utf-8", "replace").decode())
-
-    @property
-    def max_rows(self) -> int:
-        """Most rows of a pass, prompt tokens and nodes."""
-        return max(self.prompt_batch, self.max_nodes)
+        object.__setattr__(self, "max_rows", max(self.prompt_batch, self.max_nodes))
 
     @property
     def slot_branches(self) -> int:

@@ -218,7 +218,7 @@ MOST_LINES = {
     "chat": 1646,
     "cli": 4584,
     "completions": 3796,
-    "concurrency": 540,
+    "concurrency": 524,
     "diagnosis": 480,
     "engine": 4092,
     "enlarge": 953,

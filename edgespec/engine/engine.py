@@ -40,7 +40,7 @@ from edgespec.pool import Pool
 from edgespec.ports import LanguageModel, PassPart
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.acceptance_rules import EXACT_REPLAY, AcceptanceRule
-from edgespec.rules.pacer import PACERS, Guess, most_probable
+from edgespec.rules.pacer import PACERS, Guess, before_pass, most_probable
 from edgespec.state.prefix_cache import SlotPrefixes
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import RoundStats, SourceStats
@@ -156,7 +156,8 @@ class Engine(Scheduler):
         parts = reads + self._trees(growing, max_nodes)
         if not parts:
             return
-        n_rows, verify_s = sum(part.n_rows for part in parts), self.clock()
+        n_rows = sum(len(part.nodes) + len(part.reads) for part in parts)
+        verify_s = self.clock()
         if growing and not self.drawing and self.ledger.hides(n_rows):
             evaluate = partial(self.target.evaluate, parts)
             with self.worker.running(evaluate, self.target.cancel) as running:
@@ -186,9 +187,8 @@ class Engine(Scheduler):
         text.check_cancelled()
         info, n_committed = self.target.info, len(text.slot.committed)
         text.n_drafted, text.beside, text.begun_s = 0, set(), self.clock()
-        text.limits = self.limits.before_pass(
-            info.n_ctx - n_committed, text.transcript.room, n_others, not info.tree_capable
-        )
+        n_free, are_lines = info.n_ctx - n_committed, not info.tree_capable
+        text.limits = before_pass(self.limits, n_free, text.transcript.room, n_others, are_lines)
         text.sources = []
         for source in self.sources:
             if not source.serves(text):

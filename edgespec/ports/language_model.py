@@ -181,8 +181,8 @@ class LanguageModel(ABC):
         2509.18344). They must stay pinned, and the target open. Called before the first pass."""
 
     def take_prefix(self, n_tokens: int, slot: int) -> None:
-        """Commit more of the first `n_tokens` of the text that its target has in this slot, with
-        the target's keys and values, if they are those of the same layers."""
+        """Commit more of its target's first `n_tokens` in this slot, by their keys and values."""
+        raise NotImplementedError
 
     def divide(self, plan: Any) -> threading.Event:
         """Divide the memory of weights by another `MemoryPlan`, if `info.adjusts`; from any thread.

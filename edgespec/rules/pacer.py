@@ -35,17 +35,17 @@ class Limits(NamedTuple):
     max_depth: int
     """Most guesses in one branch."""
 
-    def before_pass(
-        self, n_free: int, room: int, n_others: int = 0, are_lines: bool = False
-    ) -> Limits:
-        """Limits of a tree before its pass, which `n_others` share, with `n_free` tokens left in
-        the context and at most `room` tokens left in the text, which also bound the depth;
-        `are_lines` if the target computes each branch as a sequence of its own."""
-        max_branches = self.max_branches
-        if are_lines:  # each sequence may follow the accepted tokens of another one
-            max_branches = max(1, min(max_branches, n_free // (1 + 2 * self.max_depth)))
-        max_nodes, max_depth = min(self.max_nodes - n_others, n_free), min(self.max_depth, room - 1)
-        return Limits(max_nodes, max_branches, max_depth)
+
+def before_pass(
+    limits: Limits, n_free: int, room: int, n_others: int = 0, are_lines: bool = False
+) -> Limits:
+    """Limits of a tree before its pass, which `n_others` share, with `n_free` tokens left in the
+    context and at most `room` tokens left in the text, which also bound the depth; `are_lines` if
+    the target computes each branch as a sequence of its own."""
+    max_nodes, max_branches, max_depth = limits
+    if are_lines:  # each sequence may follow the accepted tokens of another one
+        max_branches = max(1, min(max_branches, n_free // (1 + 2 * max_depth)))
+    return Limits(min(max_nodes - n_others, n_free), max_branches, min(max_depth, room - 1))
 
 
 class Guess(NamedTuple):

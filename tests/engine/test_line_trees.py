@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgespec.engine.settings import EngineSettings
-from edgespec.rules.pacer import Limits, most_probable
+from edgespec.rules.pacer import Limits, before_pass, most_probable
 from engine_cases import N_VOCAB, generate
 from fake_model import FakeModel, random_language
 from one_tree import ROOT, OneTree
@@ -50,5 +50,5 @@ def test_near_the_contexts_end_lines_are_fewer() -> None:
         random_language(7, N_VOCAB), N_VOCAB, tree_capable=False, max_rollback=4, max_branches=3
     ).info
     limits = EngineSettings().limits_for(info)
-    found = [limits.before_pass(n, 99, are_lines=True).max_branches for n in (100, 20, 9, 1)]
+    found = [before_pass(limits, n, 99, are_lines=True).max_branches for n in (100, 20, 9, 1)]
     assert found == [3, 2, 1, 1]

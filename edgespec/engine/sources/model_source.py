@@ -192,7 +192,7 @@ class ModelSource(Source):
             return
         self.rest(text)
         if not must_move:
-            if not reading.n_left_out:
+            if self.model.info.takes_prefix and not reading.n_left_out:
                 self.model.take_prefix(len(committed), slot)
             unread = committed[self.n_read(slot) :]
             most = min(MAX_LATE, self.model.info.max_nodes - 1, self.room(slot) - 1)

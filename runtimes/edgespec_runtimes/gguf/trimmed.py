@@ -125,7 +125,7 @@ class TrimmedModel(GgufModel):
     """A loaded trimmed copy, with the embeddings of tokens of recent passes in memory."""
 
     _shared: SharedWeights | None = None
-    _target: LanguageModel | None = None
+    _target: LanguageModel
     """The model whose keys and values it may take over."""
 
     def __init__(self, opening: Opening, shape: TrimmedShape, rows: RowTable) -> None:
@@ -141,21 +141,20 @@ class TrimmedModel(GgufModel):
         self._shared = weights
 
     def borrow_from(self, target: LanguageModel) -> None:
-        self._target = target
+        self._target, n = target, self.info.block_tokens
+        self.info = replace(self.info, takes_prefix=0 < n == target.info.block_tokens)
         if self._shared is not None:
             assert isinstance(target, GgufModel)
             self._shared.borrow(target.paged_tensors)
 
     def take_prefix(self, n_tokens: int, slot: int) -> None:
-        target, n = self._target, self.info.block_tokens
-        if target is None or not n or target.info.block_tokens != n:
-            return
+        n = self.info.block_tokens
         begin, end = self.committed_of(slot), min(n_tokens, self.info.n_ctx)
         while begin % n == 0 and begin + n <= end:
             try:
-                self.read_block(target.write_block(begin, slot), slot)
+                self.read_block(self._target.write_block(begin, slot), slot)
             except StateError:  # it has another type of cache
-                self._target = None
+                self.info = replace(self.info, takes_prefix=False)
                 return
             begin += n
 
