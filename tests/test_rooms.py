@@ -234,7 +234,7 @@ MOST_LINES = {
     "ports": 555,
     "rules": 955,
     "server": 2276,
-    "session": 2448,
+    "session": 2496,
     "settings": 1074,
     "state": 589,
 }

@@ -37,12 +37,19 @@ with edgespec.open_trace("trace.json") as trace, edgespec.load(settings, trace=t
         for chunk in chunks:
             print(chunk["choices"])
     print(session.create_completion("Once", max_tokens=3)["usage"])
+    session.create_completion("Once").cancel()  # type: ignore[attr-defined]
 with edgespec.load("big.gguf") as session:
     for result in session.generate_many(["Once", [1, 2]], max_tokens=3):
         print(result.text)
     print(session.generate("Once", grammar=edgespec.json_schema({"type": "string"})).text)
 with edgespec.load("big.gguf", memory_budget="4GiB", n_parallel=2, cache_type_k="q8_0") as session:
     twin = edgespec.AsyncSession(session)
+
+    async def ask() -> None:
+        print((await twin.create_chat_completion(messages))["choices"])
+        async for chunk in await twin.create_completion("Once", stream=True):
+            print(chunk["choices"])
+
     session.generate("Once", temperature=0.7, seed=3, stop="end")
     twin.chat(messages, tools=[], template={"enable_thinking": False}, top_k=3)
     session.generate("Once", max_token=3)  # type: ignore[call-arg]

@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, Unpack, overload
 
 from edgespec.chat.messages import Message
 from edgespec.engine.generation import Generation
@@ -91,14 +91,36 @@ class AsyncSession:
         """`Session.set_memory_budget`."""
         return await in_thread(lambda: self._session.set_memory_budget(size))
 
+    @overload
+    async def create_chat_completion(
+        self, messages: Sequence[Message], stream: Literal[False] = False, **fields: Any
+    ) -> dict[str, Any]: ...
+
+    @overload
+    async def create_chat_completion(
+        self, messages: Sequence[Message], stream: Literal[True], **fields: Any
+    ) -> InThread[dict[str, Any]]: ...
+
     async def create_chat_completion(
         self, messages: Sequence[Message], stream: bool = False, **fields: Any
-    ) -> Any:
+    ) -> dict[str, Any] | InThread[dict[str, Any]]:
         """`Session.create_chat_completion`; with `stream` an asynchronous iterator of chunks."""
         create = self._session.create_chat_completion
         return await _completed(lambda: create(messages, True, **fields), stream)
 
-    async def create_completion(self, prompt: Prompts, stream: bool = False, **fields: Any) -> Any:
+    @overload
+    async def create_completion(
+        self, prompt: Prompts, stream: Literal[False] = False, **fields: Any
+    ) -> dict[str, Any]: ...
+
+    @overload
+    async def create_completion(
+        self, prompt: Prompts, stream: Literal[True], **fields: Any
+    ) -> InThread[dict[str, Any]]: ...
+
+    async def create_completion(
+        self, prompt: Prompts, stream: bool = False, **fields: Any
+    ) -> dict[str, Any] | InThread[dict[str, Any]]:
         """`Session.create_completion`; with `stream` an asynchronous iterator of chunks."""
         create = self._session.create_completion
         return await _completed(lambda: create(prompt, True, **fields), stream)
@@ -113,7 +135,9 @@ async def _begun(start: Callable[[], Generation]) -> AsyncIterator[Generation]:
         await in_thread(generation.close, generation.cancel)
 
 
-async def _completed(create: Callable[[], Completion], stream: bool) -> Any:
+async def _completed(
+    create: Callable[[], Completion], stream: bool
+) -> dict[str, Any] | InThread[dict[str, Any]]:
     completion = await in_thread(create)
     return InThread(completion) if stream else await in_thread(completion.whole, completion.cancel)
 

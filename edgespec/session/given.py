@@ -1,8 +1,8 @@
-"""Arguments of `load` and `plan`, checked: settings with paths in place of names."""
+"""Arguments of callers, checked: settings with paths in place of names, and those of texts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +10,14 @@ from typing import Any
 
 from edgespec import extras
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import ModelError
+from edgespec.errors import ModelError, UsageError
 from edgespec.ports import Progress
 from edgespec.settings import arguments, hub_reference
-from edgespec.settings.config import LoadSettings
+from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec.settings.parsing import OWN_DRAFT
+
+MAX_LOGPROBS = 100
+"""Most alternatives of a token; 0: only its own log probability."""
 
 
 def checked(
@@ -43,6 +46,26 @@ def checked(
 
     settings, notes = settled(settings, progress)
     return settings, engine_settings, progress, notes
+
+
+def sampling_params(sampling: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams:
+    """The sampling parameters with these fields in place of their own. Raises UsageError."""
+    if sampling is None:
+        return SamplingParams.model_validate(fields)
+    arguments.instance("sampling", sampling, SamplingParams)
+    return SamplingParams.model_validate({**dict(sampling), **fields}) if fields else sampling
+
+
+def number_of_logprobs(given: int) -> int:
+    if not 0 <= (number := arguments.whole("logprobs", given)) <= MAX_LOGPROBS:
+        raise UsageError(f"logprobs must be between 0 and {MAX_LOGPROBS}, not {number}")
+    return number
+
+
+def is_chat(prompt: Any) -> bool:
+    """True for messages of a conversation."""
+    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)
+    return is_list and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _located(path: Path, takes_heads: bool, progress: Progress | None) -> Path:

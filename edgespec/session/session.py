@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from edgespec.chat.chat_sampling import chat_sampling
 from edgespec.chat.messages import Message
@@ -30,6 +30,7 @@ from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.ports import Progress
 from edgespec.ports.text_request import Constraint, TextRequest
+from edgespec.session.given import is_chat, number_of_logprobs, sampling_params
 from edgespec.session.in_order import InOrder
 from edgespec.session.opening import LoadedModels, open_models, plan
 from edgespec.session.session_budget import BudgetReport, SessionBudget
@@ -42,13 +43,11 @@ from edgespec.values import GenerationResult, MemoryStats, ModelInfo, PagingStat
 
 if TYPE_CHECKING:
     from edgespec.completions.requests import Prompts
+    from edgespec.completions.running_request import Completion
     from edgespec.completions.service import Completions
     from edgespec.grammar.matcher import GrammarCompiler
 
 __all__ = ["LoadedModels", "Session", "load", "open_models", "plan"]
-
-MAX_LOGPROBS = 100
-"""Most alternatives of a token; 0: only its own log probability."""
 
 
 class TextOptions(SamplingFields, total=False):
@@ -231,12 +230,12 @@ class Session(Closeable):
         tokens, notes = self.tokenizer.prompt(prompt)
         request = TextRequest(
             prompt_tokens=tuple(tokens),
-            sampling=_sampling(sampling, fields),
+            sampling=sampling_params(sampling, fields),
             max_tokens=None if max_tokens is None else arguments.whole("max_tokens", max_tokens),
             stop=arguments.texts("stop", stop),
             progress=arguments.callback("progress", progress),
             constraint=None if grammar is None else self.constraint(grammar),
-            n_logprobs=None if logprobs is None else _n_logprobs(logprobs),
+            n_logprobs=None if logprobs is None else number_of_logprobs(logprobs),
             shown=shown or {},
             notes=notes if grammar is None else (*notes, *grammar.notes),
         )
@@ -283,7 +282,7 @@ class Session(Closeable):
         arguments.keywords(options, ChatOptions.__annotations__)
 
         def start(prompt: str | Sequence[int] | Sequence[Message]) -> Generation:
-            begin: Callable[..., Generation] = self.chat if _is_chat(prompt) else self.stream
+            begin: Callable[..., Generation] = self.chat if is_chat(prompt) else self.stream
             return begin(prompt, sampling=sampling, max_tokens=max_tokens, **options)
 
         return InOrder(prompts, start, self.n_parallel)
@@ -341,9 +340,19 @@ class Session(Closeable):
         """
         return chat_sampling(self._models.target.vocabulary.chat_format.sampling)
 
+    @overload
+    def create_chat_completion(
+        self, messages: Sequence[Message], stream: Literal[False] = False, **fields: Any
+    ) -> dict[str, Any]: ...
+
+    @overload
+    def create_chat_completion(
+        self, messages: Sequence[Message], stream: Literal[True], **fields: Any
+    ) -> Completion: ...
+
     def create_chat_completion(
         self, messages: Sequence[Message], stream: bool = False, **fields: Any
-    ) -> Any:
+    ) -> dict[str, Any] | Completion:
         """OpenAI's `chat.completions.create`, and llama-cpp-python's method of this name.
 
         Returns a dictionary in OpenAI's format; with `stream` an iterator of chunks, which can be
@@ -356,7 +365,19 @@ class Session(Closeable):
         completion = self._completions().chat(request)
         return completion if stream else completion.whole()
 
-    def create_completion(self, prompt: Prompts, stream: bool = False, **fields: Any) -> Any:
+    @overload
+    def create_completion(
+        self, prompt: Prompts, stream: Literal[False] = False, **fields: Any
+    ) -> dict[str, Any]: ...
+
+    @overload
+    def create_completion(
+        self, prompt: Prompts, stream: Literal[True], **fields: Any
+    ) -> Completion: ...
+
+    def create_completion(
+        self, prompt: Prompts, stream: bool = False, **fields: Any
+    ) -> dict[str, Any] | Completion:
         """OpenAI's `completions.create`: continues texts; otherwise as `create_chat_completion`.
 
         Several prompts, and `n` completions of each, are choices of one answer: completion j of
@@ -421,23 +442,3 @@ def _close(engine: Engine, budget: SessionBudget) -> None:
     """End the threads of a session; a budget that is being changed ends with the engine."""
     engine.close()
     budget.close()
-
-
-def _sampling(sampling: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams:
-    """The sampling parameters with these fields in place of their own. Raises UsageError."""
-    if sampling is None:
-        return SamplingParams.model_validate(fields)
-    arguments.instance("sampling", sampling, SamplingParams)
-    return SamplingParams.model_validate({**dict(sampling), **fields}) if fields else sampling
-
-
-def _n_logprobs(given: int) -> int:
-    if not 0 <= (number := arguments.whole("logprobs", given)) <= MAX_LOGPROBS:
-        raise UsageError(f"logprobs must be between 0 and {MAX_LOGPROBS}, not {number}")
-    return number
-
-
-def _is_chat(prompt: Any) -> bool:
-    """True for messages of a conversation."""
-    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)
-    return is_list and len(prompt) > 0 and isinstance(prompt[0], Mapping)
