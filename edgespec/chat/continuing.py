@@ -7,7 +7,6 @@ continued, as by llama.cpp's server. Knows no template and no tokenizer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from edgespec.chat.control_text import new_seam
 from edgespec.chat.messages import Message
@@ -19,45 +18,27 @@ Render = Callable[[Sequence[Message], bool], list[str]]
 
 
 def continues(
-    messages: Sequence[Message],
-    add_generation_prompt: bool | None,
-    continue_final_message: bool | None,
+    last: Message, add_generation_prompt: bool | None, continue_final_message: bool | None
 ) -> bool:
-    """True if the last message is to be continued. Raises UsageError for arguments that exclude
-    each other."""
+    """True if the last message, which is validated, is to be continued. Raises UsageError for
+    arguments that exclude each other."""
     if add_generation_prompt and continue_final_message:
         raise UsageError(
             "add_generation_prompt and continue_final_message are both true: a text can begin an "
             "answer or continue the last message"
         )
-    last: Any = messages[-1] if isinstance(messages, Sequence) and messages else None
-    if not isinstance(last, dict):
-        return False  # refused when it is rendered
     if continue_final_message is not None or add_generation_prompt is not None:
         return bool(continue_final_message)
-    is_text = last.get("role") == "assistant" and not last.get("tool_calls")
-    return is_text and bool(content_of(last))
+    is_text = last["role"] == "assistant" and not last.get("tool_calls")
+    return is_text and bool(last["content"])
 
 
-def content_of(message: Message) -> str:
-    """The text of a message, which may be in parts."""
-    content = message.get("content")
-    parts = content if isinstance(content, list) else [{"text": content}]
-    texts = (part.get("text") for part in parts if isinstance(part, dict))
-    return "".join(text for text in texts if isinstance(text, str))
-
-
-def continued(messages: Sequence[Message], render: Render) -> list[str] | None:
-    """Pieces of the prompt up to the end of the last message's text; None if the template does not
-    show it."""
+def continued(messages: Sequence[Message], content: str, render: Render) -> list[str] | None:
+    """Pieces of the prompt up to the end of the last message's content; None if the template does
+    not show it."""
     *before, last = messages
     mark = new_seam()  # its place is found, whatever the template writes behind the text
-    content: Any = last.get("content")
-    if isinstance(content, list):
-        content = [*content, {"type": "text", "text": mark}]
-    else:
-        content = f"{content or ''}{mark}"
-    pieces = render([*before, dict(last) | {"content": content}], False)
+    pieces = render([*before, dict(last) | {"content": f"{content}{mark}"}], False)
     for place in reversed(range(len(pieces))):
         text, found, _ = pieces[place].rpartition(mark)
         if found:

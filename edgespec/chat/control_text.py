@@ -11,13 +11,10 @@ import re
 import secrets
 from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
-from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
 from edgespec.chat.messages import CallArguments
 
-_LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
-"""Lower case for ASCII only, which preserves lengths; templates may change the case of messages."""
 MAX_CHARACTERS = 64
 """Characters of a control token to search for; longer ones are found by their beginning."""
 
@@ -32,10 +29,12 @@ class ControlTexts:
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self._tokens = frozenset(token[:MAX_CHARACTERS] for token in tokens if len(token) > 1)
-        self._lower = frozenset(token.translate(_LOWER) for token in self._tokens)
-        self._lengths = sorted({len(token) for token in self._tokens}, reverse=True)
-        first = "".join(re.escape(letter) for letter in sorted({word[0] for word in self._lower}))
-        self._first = re.compile(f"[{first}]" if first else "(?!)")
+        self._longest = max(map(len, self._tokens), default=0)
+        # the longest that begins at a place, also if it overlaps with another one
+        spelled = "|".join(map(re.escape, sorted(self._tokens, key=len, reverse=True)))
+        first = "".join(map(re.escape, sorted({token[0] for token in self._tokens})))
+        form = f"(?=[{first}])(?=({spelled}))" if first else "(?!)"
+        self._exact, self._any_case = re.compile(form), re.compile(form, re.IGNORECASE)
 
     def seamed(self, value: Any, seam: str, kept: Collection[str] = ()) -> Any:
         """`value` with a seam behind the first character of every control token in its strings,
@@ -64,23 +63,15 @@ class ControlTexts:
         cuts, place = [0], 0
         for part in parts[:-1]:
             place += len(part)
-            if place and self._token_at(text, place - 1, self._tokens):
+            if place and self._exact.match(text, place - 1):
                 cuts.append(place)
         return [text[begin:end] for begin, end in pairwise([*cuts, len(text)])]
 
     def _seamed_text(self, text: str, seam: str, kept: Collection[str]) -> str:
-        cuts, lower = [0], text.rstrip().translate(_LOWER)
-        for match in self._first.finditer(lower):
-            begin = match.start()
-            if token := self._token_at(lower, begin, self._lower):
-                is_cut = text[begin : begin + len(token)] not in kept
-            else:
-                is_near_end = len(lower) - begin < self._lengths[0]
-                is_cut = is_near_end and any(t.startswith(lower[begin:]) for t in self._lower)
-            cuts += [begin + 1] * is_cut
-        return seam.join(text[begin:end] for begin, end in pairwise([*cuts, len(text)]))
-
-    def _token_at(self, text: str, begin: int, tokens: Collection[str]) -> str:
-        """The longest of the tokens that begins there; empty if there is none."""
-        spelled = (text[begin : begin + length] for length in self._lengths)
-        return next((one for one in spelled if one in tokens), "")
+        end = len(text.rstrip())
+        cuts = {m.start() + 1 for m in self._any_case.finditer(text) if m[1] not in kept}
+        for begin in range(max(0, end - self._longest + 1), end):
+            rest = text[begin:end].lower()
+            if any(t.lower().startswith(rest) and len(t) > len(rest) for t in self._tokens):
+                cuts.add(begin + 1)
+        return seam.join(text[a:b] for a, b in pairwise([0, *sorted(cuts), len(text)]))

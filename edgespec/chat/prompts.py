@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from edgespec import extras
 from edgespec.chat.adapting import GENERIC
 from edgespec.chat.call_marks import MARKS
-from edgespec.chat.continuing import content_of, continued, continues, is_reasoning
+from edgespec.chat.continuing import continued, continues, is_reasoning
 from edgespec.chat.control_text import ControlTexts, new_seam
-from edgespec.chat.messages import Message
+from edgespec.chat.messages import Message, checked
 from edgespec.chat.reasoning import Marks, ReasoningSplitter, is_open, marks_of
 from edgespec.chat.render_limits import TemplateLimitError, measured
 from edgespec.errors import ModelError, UsageError, setting
@@ -157,15 +157,15 @@ class ChatPrompts:
         def render(messages: Sequence[Message], begins: bool) -> list[str]:
             return template.pieces(messages, tools, begins, **variables)
 
-        pieces = None
-        if continues(messages, add_generation_prompt, continue_final_message):
-            pieces = continued(messages, render)
+        pieces, last = None, checked(messages)[-1]
+        if continues(last, add_generation_prompt, continue_final_message):
+            pieces = continued(messages, last["content"], render)
             if pieces is None and continue_final_message:
                 raise ModelError(
                     "the chat template does not show the last message, so that it cannot be "
                     "continued: leave continue_final_message out"
                 )
-        content = None if pieces is None else content_of(messages[-1])
+        content = None if pieces is None else last["content"]
         if pieces is None:
             pieces = render(messages, add_generation_prompt is not False)
         text = arguments.text("the conversation", "".join(pieces))
