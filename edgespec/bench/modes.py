@@ -14,8 +14,8 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.ports.baselines import Baseline
 from edgespec.settings.base import nearest
-from edgespec.settings.rule_names import FallbackName as Fallback
-from edgespec.settings.rule_names import PacerName as Pacer
+from edgespec.settings.config import FallbackName as Fallback
+from edgespec.settings.config import PacerName as Pacer
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.pool import Pool
-from edgespec.settings.rule_names import PacerName
+from edgespec.settings.config import PacerName
 
 Nodes = NDArray[np.int64]
 """Indices of nodes in a pool."""

@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from edgespec.pool import Pool, common_length
-from edgespec.settings.rule_names import FallbackName
+from edgespec.settings.config import FallbackName
 
 Nodes = Sequence[int]
 

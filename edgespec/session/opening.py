@@ -17,7 +17,7 @@ from typing import TypeVar, Unpack
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.worker import Worker
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import BudgetError, Cancelled, ModelError, UsageError, marked, setting
+from edgespec.errors import BudgetError, ModelError, UsageError, marked, setting
 from edgespec.memory import heap, process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.memory.division import Cuts
@@ -114,11 +114,9 @@ class _Opening(Closeable):
         notes: tuple[str, ...],
         trace: Trace = OFF,
     ) -> None:
-        # who waits is told that the models are prepared, which takes seconds
-        self._show = None if progress is None else partial(progress, "planning", 0.0)
-        self._progress = None if progress is None else self._ending(progress)
-        self._ended_by: BaseException | None = None
-        """Exception of the progress callback, which ends loading."""
+        self._progress = progress
+        self._doing = "planning", 0.0
+        """Work of the worker's thread, and its share; the callback is told in the caller's."""
         self._trace = trace
         budget_bytes = process.resolve_budget(settings.memory_budget)
         self._models = PreparedModels(settings, rules, budget_bytes, trace)
@@ -133,7 +131,7 @@ class _Opening(Closeable):
         self._cleanup.close()
 
     def plan(self) -> MemoryPlan:
-        return self._run("planning", self._planned, self._show)
+        return self._run("planning", self._planned)
 
     def load(self) -> LoadedModels:
         memory_plan, prepared = self.plan(), self._models.prepared
@@ -143,7 +141,7 @@ class _Opening(Closeable):
         loaded: dict[str, LanguageModel] = {}
         with ExitStack() as on_failure:
             for owner, one in reversed([*zip(("target", "draft"), prepared, strict=False)]):
-                loading = partial(one.load, memory_plan, self._progress)
+                loading = partial(one.load, memory_plan, self._see)
                 loaded[owner] = self._run(owner, loading)
                 on_failure.callback(loaded[owner].close)
                 heap.trim_heap()  # memory of loading, before the target needs its own
@@ -158,30 +156,21 @@ class _Opening(Closeable):
             on_failure.pop_all()
         return LoadedModels(target, draft, memory_plan, self._report, self._models.settings, cuts)
 
-    def _run(self, phase: str, call: Callable[[], T], check: Callable[[], None] | None = None) -> T:
-        """Result of `call` in the worker; `check` is polled meanwhile."""
+    def _see(self, what: str, share: float) -> None:
+        self._doing = what, share
+
+    def _show(self) -> None:
+        if self._progress is not None:
+            self._progress(*self._doing)
+
+    def _run(self, phase: str, call: Callable[[], T]) -> T:
+        """Result of `call` in the worker; what the progress callback raises ends it."""
         began = time.perf_counter()
         try:
             with self._trace.span(Track.ENGINE, phase):
-                return self._worker.run(call, self._models.cancel, check)
-        except Cancelled:
-            if self._ended_by is not None:
-                raise self._ended_by from None
-            raise
+                return self._worker.run(call, self._models.cancel, self._show)
         finally:
             self._report[phase] = time.perf_counter() - began
-
-    def _ending(self, progress: Progress) -> Progress:
-        """A callback that ends loading with what `progress` raises; native code would lose it."""
-
-        def report(doing: str, share: float) -> None:
-            try:
-                progress(doing, share)
-            except BaseException as error:  # noqa: BLE001 - raised by `_run`
-                self._ended_by = self._ended_by or error
-                self._models.cancel()
-
-        return report
 
     def _planned(self) -> MemoryPlan:
         """The plan: texts at once, then whether there is a draft, then the context."""

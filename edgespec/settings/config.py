@@ -6,6 +6,7 @@ Knows names and ranges; opens no model and measures no memory.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict, Unpack
@@ -33,7 +34,6 @@ from edgespec.settings.parsing import (
     draft_named,
     rate,
 )
-from edgespec.settings.rule_names import FallbackName, PacerName
 from edgespec.settings.units import auto_bounds
 
 DEFAULT_CTX_SIZE = 4096
@@ -274,6 +274,24 @@ class SamplingParams(Sampling):
         return self.repeat_last_n != 0 and (
             self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
         )
+
+
+class PacerName(StrEnum):
+    """Rules that decide which branch of the token tree grows next, in `rules.pacer`."""
+
+    BEST_FIRST = "best-first"
+    LLMCAD = "llmcad"
+
+
+class FallbackName(StrEnum):
+    """Stop rules, which decide when the target verifies: `rules.stop_rules` has them, and the
+    round planner, which weighs measured times, is `marginal`."""
+
+    MARGINAL = "marginal"
+    LLMCAD = "llmcad"
+    FIXED = "fixed"
+    FULL = "full"
+    HSDDW = "hsddw"
 
 
 class Speculation(Settings):

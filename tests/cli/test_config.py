@@ -17,11 +17,12 @@ from edgespec.settings.base import in_flags, key_of
 from edgespec.settings.config import (
     USUAL_DRAFT_MAX,
     ContextEnd,
+    FallbackName,
     GenerateSettings,
     LoadSettings,
+    PacerName,
     Speculation,
 )
-from edgespec.settings.rule_names import FallbackName, PacerName
 from edgespec.settings.toml_file import read_config
 from edgespec.settings.units import parse_size
 

@@ -16,7 +16,7 @@ from edgespec.ports import LanguageModel, PassPart
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.pacer import PACERS
 from edgespec.rules.sampling import SamplingParams
-from edgespec.settings.rule_names import FallbackName
+from edgespec.settings.config import FallbackName
 from engine_cases import (
     COUNTING,
     GREEDY,

@@ -20,7 +20,7 @@ from edgespec.errors import GrammarError, ModelError
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.pacer import PACERS
 from edgespec.rules.sampling import SamplingParams
-from edgespec.settings.rule_names import FallbackName
+from edgespec.settings.config import FallbackName
 from edgespec.values import TokenEvent, TokenLogprobs
 from engine_cases import (
     GREEDY,

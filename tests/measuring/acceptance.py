@@ -18,8 +18,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES
 from edgespec.rules.sampling import SamplingParams
 from edgespec.session.opening import LoadedModels, open_models
-from edgespec.settings.config import LoadSettings
-from edgespec.settings.rule_names import FallbackName
+from edgespec.settings.config import FallbackName, LoadSettings
 from edgespec.values import GenerationResult
 from engine_cases import AskedEngine as Engine
 from engine_cases import finish

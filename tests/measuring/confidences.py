@@ -19,8 +19,7 @@ from edgespec.engine.sources.mixer import Mixer
 from edgespec.engine.sources.source import Opinion
 from edgespec.rules.sampling import SamplingParams
 from edgespec.session.opening import open_models
-from edgespec.settings.config import LoadSettings
-from edgespec.settings.rule_names import FallbackName
+from edgespec.settings.config import FallbackName, LoadSettings
 from engine_cases import AskedEngine as Engine
 from engine_cases import finish
 

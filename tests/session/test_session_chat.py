@@ -10,8 +10,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import GrammarError
 from edgespec.grammar.specification import Grammar, json_schema, unchecked_schema
 from edgespec.models.embedded import embedded_pair
-from edgespec.settings.config import LoadSettings, SamplingParams
-from edgespec.settings.rule_names import FallbackName
+from edgespec.settings.config import FallbackName, LoadSettings, SamplingParams
 
 TEMPLATE = """\
 {%- for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}
