@@ -22,7 +22,7 @@ from edgespec.ports import (
     StateOrigin,
     Take,
     Vocabulary,
-    check_token,
+    unknown_token,
 )
 from edgespec.values import ModelInfo, PassReport
 from fake_cache import FakeText
@@ -97,7 +97,8 @@ class FakeVocabulary(Vocabulary):
         return [byte % self.n_vocab for byte in text.encode()]
 
     def piece(self, token: int) -> bytes:
-        check_token(token, self.n_vocab)
+        if not 0 <= token < self.n_vocab:
+            raise unknown_token(token, self.n_vocab)
         return self._pieces[token]
 
 

@@ -19,8 +19,7 @@ from edgespec.completions.protocols.request_parts import (
     RequestPart,
     leave_out,
 )
-from edgespec.errors import UsageError
-from edgespec.ports import check_token
+from edgespec.ports import unknown_token
 from edgespec.settings.config import INT32_MAX, SamplingParams
 
 MAX_CHOICES = 128
@@ -326,7 +325,5 @@ class CompletionRequest(CommonRequest):
 def check_tokens(tokens: Sequence[int], n_vocab: int, param: str) -> None:
     """Raise RequestError for a token of the field `param` that is outside the vocabulary."""
     for place, token in enumerate(tokens):
-        try:
-            check_token(token, n_vocab)
-        except UsageError as error:
-            raise RequestError(f"{param}.{place}: {error}", param) from error
+        if not 0 <= token < n_vocab:
+            raise RequestError(f"{param}.{place}: {unknown_token(token, n_vocab)}", param)

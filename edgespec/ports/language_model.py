@@ -50,10 +50,9 @@ class Vocabulary(ABC):
         """
 
 
-def check_token(token: int, n_vocab: int) -> None:
-    """Raise UsageError for an id outside a vocabulary of `n_vocab` tokens."""
-    if not 0 <= token < n_vocab:
-        raise UsageError(f"token {token} is unknown: tokens are 0 to {n_vocab - 1}")
+def unknown_token(token: int, n_vocab: int) -> UsageError:
+    """The error for an id outside a vocabulary of `n_vocab` tokens."""
+    return UsageError(f"token {token} is unknown: tokens are 0 to {n_vocab - 1}")
 
 
 NO_POOL = Pool(1)

@@ -21,7 +21,7 @@ from edgespec.concurrency.worker import Worker
 from edgespec.errors import SessionClosed, UsageError
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
-from edgespec.ports import Progress, check_token
+from edgespec.ports import Progress, unknown_token
 from edgespec.ports.embedding import EmbeddingModel
 from edgespec.registry import PreparedEmbedder
 from edgespec.session.given import checked
@@ -43,8 +43,7 @@ def load_embedder(
     BudgetError or UsageError, and then leaves nothing open.
     """
     with _planned(settings, progress, fields) as (worker, prepared, plan):
-        load = partial(prepared.load, plan, progress)
-        return Embedder(worker.run(load, prepared.cancel), plan)
+        return Embedder(worker.run(partial(prepared.load, plan, progress), prepared.cancel), plan)
 
 
 def plan_embedder(settings: LoadSettings | str | Path) -> MemoryPlan:
@@ -99,7 +98,8 @@ class Embedder(Closeable):
         Raises UsageError for no tokens or unknown ones, and ContextOverflow.
         """
         for token in tokens:
-            check_token(token, self.target.n_vocab)
+            if not 0 <= token < self.target.n_vocab:
+                raise unknown_token(token, self.target.n_vocab)
         with self._turn, self._users:
             vector = self._model.embed(tokens)
         if normalize and (length := float(np.linalg.norm(vector))):

@@ -10,7 +10,7 @@ from itertools import repeat
 
 import numpy as np
 
-from edgespec.ports import Vocabulary, check_token
+from edgespec.ports import Vocabulary, unknown_token
 from edgespec.ports.chat_format import ChatFormat
 from edgespec_runtimes.gguf.file.chat_format import chat_format, special_tokens
 from edgespec_runtimes.gguf.file.header import GgufFile
@@ -76,7 +76,8 @@ class GgufVocabulary(Vocabulary):
 
     @functools.lru_cache(maxsize=PIECES_KEPT)  # noqa: B019 - the vocabulary lives as long as its model
     def piece(self, token: int) -> bytes:
-        check_token(token, self.n_vocab)  # llama.cpp would crash
+        if not 0 <= token < self.n_vocab:  # llama.cpp would crash
+            raise unknown_token(token, self.n_vocab)
         room = 64
         while True:
             text = ctypes.create_string_buffer(room)

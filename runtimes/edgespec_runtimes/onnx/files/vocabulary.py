@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from edgespec.errors import ModelError
 from edgespec.memory import process
-from edgespec.ports import Vocabulary, check_token
+from edgespec.ports import Vocabulary, unknown_token
 from edgespec.ports.chat_format import ChatFormat
 from edgespec_runtimes.onnx.files.chat_format import chat_format
 from edgespec_runtimes.onnx.files.source_model import read_text
@@ -53,7 +53,8 @@ class TokenizerVocabulary(Vocabulary):
         return ids
 
     def piece(self, token: int) -> bytes:
-        check_token(token, self.n_vocab)
+        if not 0 <= token < self.n_vocab:
+            raise unknown_token(token, self.n_vocab)
         return self._pieces[token]
 
 
