@@ -204,7 +204,7 @@ def _drafts(weights: _Weights, plan: MemoryPlan, speed: Speed) -> list[Strategy]
     found = [relative] * (is_small and fits)
     if not weights.shape.state_bytes:  # how well a hybrid's guesses is not known
         own = strategy.own_drafts(plan, weights.used_bytes, weights.trimmed_bytes)
-        found += filter(None, [strategy.choose(own, speed)])
+        found += filter(None, [strategy.fastest(own, speed)])
     return found
 
 

@@ -97,15 +97,12 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A way to write texts under a plan."""
+    """A way to write a text under a plan."""
 
     plan: MemoryPlan
-    weight_bytes: int = 0
+    weight_bytes: int
     """Weights that a pass over one token computes with."""
-    guessing: Guessing | None = None
-    """Rounds with one kind of guesses; None for trees of the best size."""
-    n_texts: int = 1
-    """Texts that are written at once."""
+    guessing: Guessing
     draft: str = ""
     """Kind of draft."""
     draft_bytes: int = 0
@@ -118,16 +115,13 @@ class Strategy:
 
     def rates(self, speed: Speed) -> tuple[float, float]:
         """Tokens per second in conversation, and on code."""
-        if self.guessing is None:
-            best = self._best_tree(speed)
-            return (best.tokens / max(best.seconds, MIN_S),) * 2
         low, high = self.guessing.tokens
-        seconds = max(self._seconds(self.guessing, speed), MIN_S)
-        return self.n_texts * low / seconds, self.n_texts * high / seconds
+        seconds = max(self._seconds(speed), MIN_S)
+        return low / seconds, high / seconds
 
-    def _seconds(self, guessing: Guessing, speed: Speed) -> float:
+    def _seconds(self, speed: Speed) -> float:
         """Seconds of a round. A draft beside the plan has memory of pinned weights."""
-        plan, weight_bytes = self.plan, self.weight_bytes
+        plan, weight_bytes, guessing = self.plan, self.weight_bytes, self.guessing
         read_bytes = plan.least_bytes_per_pass
         if plan.paged and self.draft_bytes:
             pinned_bytes = max(0, weight_bytes - read_bytes - self.draft_bytes)
@@ -138,23 +132,10 @@ class Strategy:
         pass_s = max(read_bytes / speed.disk_bytes_per_s, rows_cost * speed.compute_s(weight_bytes))
         return pass_s + guessing.n_steps * speed.compute_s(self.file_bytes, DRAFT_BYTES_PER_S)
 
-    def _best_tree(self, speed: Speed) -> Point:
-        """The best round with trees; those of a resident target are of usual size."""
-        plan, n_texts = self.plan, self.n_texts
-        n_most = plan.max_nodes if plan.paged else min(plan.max_nodes, n_texts + USUAL_DRAFT_MAX)
-        n_guesses = np.arange(max(1, n_most - n_texts + 1), dtype=np.float64)
-        row_s = speed.compute_s(self.weight_bytes or _used_bytes(plan))
-        prices = prices_of(plan, speed.disk_bytes_per_s, row_s)
-        prices.put(len(n_guesses), row_s * (1 + (len(n_guesses) - 1) * FURTHER_ROW_COST))
-        return prices.best(n_texts * theory.tree_tokens(n_guesses / n_texts))
 
-
-def choose(candidates: Iterable[Strategy], speed: Speed, loss: float = 0.0) -> Strategy | None:
-    """The first candidate that loses at most a share of `loss` of the highest rate in conversation;
-    None if there is no candidate."""
-    rated = [(one.rates(speed)[0], one) for one in candidates]
-    least = (1 - loss) * max((rate for rate, _ in rated), default=0.0)
-    return next((one for rate, one in rated if rate >= least), None)
+def fastest(candidates: Iterable[Strategy], speed: Speed) -> Strategy | None:
+    """The candidate with the highest rate in conversation; None if there is none."""
+    return max(candidates, key=lambda one: one.rates(speed)[0], default=None)
 
 
 def buffer_bytes(plan: MemoryPlan) -> int:
@@ -180,7 +161,7 @@ def alone(plan: MemoryPlan, weight_bytes: int) -> Strategy:
 def beside(plan: MemoryPlan, weight_bytes: int, draft: str, file_bytes: int) -> Strategy:
     """The target with a usual draft, for which weights pinned under the `plan` give memory up."""
     draft_bytes = file_bytes + buffer_bytes(plan)
-    return Strategy(plan, weight_bytes, USUAL, 1, draft, draft_bytes, file_bytes)
+    return Strategy(plan, weight_bytes, USUAL, draft, draft_bytes, file_bytes)
 
 
 def own_drafts(
@@ -222,7 +203,7 @@ def own_draft(
     """The fastest draft made from a target under its `plan`; None if none is worth making, not even
     on code."""
     speed, weight_bytes = Speed(disk_bytes_per_s), _used_bytes(plan)
-    best = choose(own_drafts(plan, weight_bytes, trimmed_bytes, nested), speed)
+    best = fastest(own_drafts(plan, weight_bytes, trimmed_bytes, nested), speed)
     without, _ = alone(plan, weight_bytes).rates(speed)
     return best if best and max(best.rates(speed)) >= MIN_SPEEDUP * without else None
 
@@ -275,9 +256,20 @@ def best_plan(
         return guessing if guessing.paged and guessing.bytes_per_pass <= most else without
     ordered = [one for one in few_first if not one.paged]
     ordered += [one for one in reversed(few_first) if one.paged]
-    best = choose((Strategy(one, n_texts=n_texts) for one in ordered), speed, LARGER_TREE_COST)
-    assert best is not None
-    return best.plan
+    rates = [rate_of_trees(one, n_texts, speed) for one in ordered]
+    least = (1 - LARGER_TREE_COST) * max(rates)
+    return next(one for one, rate in zip(ordered, rates, strict=True) if rate >= least)
+
+
+def rate_of_trees(plan: MemoryPlan, n_texts: int, speed: Speed) -> float:
+    """Tokens per second with the best trees; those of a resident target are of usual size."""
+    n_most = plan.max_nodes if plan.paged else min(plan.max_nodes, n_texts + USUAL_DRAFT_MAX)
+    n_guesses = np.arange(max(1, n_most - n_texts + 1), dtype=np.float64)
+    row_s = speed.compute_s(_used_bytes(plan))
+    prices = prices_of(plan, speed.disk_bytes_per_s, row_s)
+    prices.put(len(n_guesses), row_s * (1 + (len(n_guesses) - 1) * FURTHER_ROW_COST))
+    best = prices.best(n_texts * theory.tree_tokens(n_guesses / n_texts))
+    return best.tokens / max(best.seconds, MIN_S)
 
 
 # Texts at once

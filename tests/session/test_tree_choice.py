@@ -12,7 +12,7 @@ from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
 from edgespec.paging.disk_speed import USUAL_BYTES_PER_S
-from edgespec.session.strategy import Speed, Strategy, best_tree, prices_of
+from edgespec.session.strategy import Speed, best_tree, prices_of, rate_of_trees
 from edgespec.theory import tree_tokens
 
 DISK = 100.0 * MIB
@@ -64,7 +64,7 @@ def test_rounds_that_were_measured_are_priced_as_they_were() -> None:
 def rate(
     plan: MemoryPlan, n_texts: int = 1, disk: float = USUAL_BYTES_PER_S, n_threads: int = 2
 ) -> float:
-    return Strategy(plan, n_texts=n_texts).rates(Speed(disk, n_threads))[0]
+    return rate_of_trees(plan, n_texts, Speed(disk, n_threads))
 
 
 def test_a_plan_is_worth_more_for_fewer_reads_and_for_larger_trees_that_reads_hide() -> None:
