@@ -103,7 +103,7 @@ class LoadedModels(Closeable):
         close_all(*(part.close for part in owned if part is not None))
 
 
-class _Opening(Closeable):
+class _Opening(ExitStack):
     """The steps of loading, in a worker thread so that Ctrl-C works while native code runs."""
 
     def __init__(
@@ -114,6 +114,7 @@ class _Opening(Closeable):
         notes: tuple[str, ...],
         trace: Trace = OFF,
     ) -> None:
+        super().__init__()
         self._progress = progress
         self._doing = "planning", 0.0
         """Work of the worker's thread, and its share; the callback is told in the caller's."""
@@ -123,12 +124,8 @@ class _Opening(Closeable):
         self._given_notes = notes
         self._report: dict[str, float] = {}
         self._began = time.perf_counter()
-        self._cleanup = ExitStack()
-        self._worker = self._cleanup.enter_context(Worker())
-        self._cleanup.callback(self._models.close)
-
-    def close(self) -> None:
-        self._cleanup.close()
+        self._worker = self.enter_context(Worker())
+        self.callback(self._models.close)
 
     def plan(self) -> MemoryPlan:
         return self._run("planning", self._planned)

@@ -90,7 +90,7 @@ class LoadSettings(Settings):
     model: Annotated[Path, AfterValidator(gguf_names.in_folder)]
     """The target: a GGUF file, of a split one the first part, or an ONNX model or its folder."""
     draft: Annotated[Path | None, BeforeValidator(draft_named)] = None
-    """None: the target decodes alone. "self": a draft that is made from the target, once."""
+    """None: the target decodes alone. "self": one that is made from it, once, where that pays."""
     optional_draft: Annotated[bool, HIDDEN] = False
     """Leave the draft out where texts are expected to be faster without it, where it does not fit,
     and where it is a head, which follows one text, and `n_parallel` asks for more."""

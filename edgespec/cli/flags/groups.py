@@ -62,8 +62,8 @@ def add_models(parser: ArgumentParser, several: bool = False, several_drafts: bo
         group,
         "-md --model-draft FILE",
         "draft model: a small one of the same family, which guesses; self makes one from the "
-        "target, once, and keeps it in the cache (default: with -m one that comes with the "
-        "target or was made from it, or a head that stands beside it)"
+        "target where that pays, and keeps it in the cache (default: with -m one that comes with "
+        "the target or was made from it, or a head that stands beside it)"
         + ("; may be given several times to find the best one" if several_drafts else ""),
         action="append" if several_drafts else "store",
         dest="draft",
