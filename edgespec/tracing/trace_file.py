@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
@@ -209,24 +209,14 @@ class TraceFile(Trace):
                     self._file.truncate()
 
 
-def _track_names() -> Iterator[bytes]:
-    for track, thread in _THREADS.items():
-        for name, value in (("name", track.value), ("sort_index", thread)):
-            yield _line(
-                {
-                    "name": f"thread_{name}",
-                    "ph": "M",
-                    "pid": 1,
-                    "tid": thread,
-                    "args": {name: value},
-                }
-            )
-
-
 def _line(event: dict[str, object]) -> bytes:
     """An event with the separator before it, so that a truncated file lacks only its end."""
     return b",\n" + json.dumps(event, default=str).encode()
 
 
-_HEADER = _OPENING + b"".join(_track_names())
+_HEADER = _OPENING + b"".join(
+    _line({"name": f"thread_{key}", "ph": "M", "pid": 1, "tid": thread, "args": {key: value}})
+    for track, thread in _THREADS.items()
+    for key, value in (("name", track.value), ("sort_index", thread))
+)
 """Bytes before the events."""
