@@ -23,10 +23,6 @@ from edgespec.session.embedder import plan_embedder
 
 N_CHANGES = 6
 """Budgets that a text meets in the middle, if it is to meet several."""
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "<|im_start|>assistant\n"
-)
 
 
 def main() -> None:
@@ -71,7 +67,7 @@ def write(
     with edgespec.load(load, rules) as session:
         prompts = [session.encode(text)[: load.ctx_size * 3 // 4] for text in ask["prompts"]]
         if ask["chat"]:
-            session.use_chat_template(CHATML)
+            session.use_chat_template("chatml")
             prompts = [[{"role": "user", "content": text}] for text in ask["prompts"]]
         most = 0.0
         if ask["extra"] == "changes":

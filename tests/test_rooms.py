@@ -215,7 +215,7 @@ def test_a_module_of_more_than_400_lines_says_why() -> None:
 MOST_LINES = {
     "batch": 509,
     "bench": 1241,
-    "chat": 1618,
+    "chat": 1625,
     "cli": 4584,
     "completions": 3793,
     "concurrency": 524,

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 _EXTRA, _WHY = "chat", "chat templates need jinja2"
 
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""The form of many models, for files without a template."""
 MAX_PIECES = 10_000
 """Most pieces of a prompt, which are encoded one by one."""
 
@@ -93,17 +98,19 @@ class ChatPrompts:
         too_long: Callable[[int], UsageError | None] = lambda _: None,
         bos: Sequence[int] = (),
     ) -> None:
-        """Use the templates of `chat_format`, or `override` in Jinja.
+        """Use the templates of `chat_format`, or `override`: Jinja, or `chatml`.
 
         `bos` are the tokens that the model's texts begin with; they are added to prompts of
         templates that do not write them. `too_long` returns an error for a number of characters
         that cannot fit, so that such conversations are refused before they are rendered. Raises
-        UsageError for an override that is not Jinja.
+        UsageError for another override.
         """
-        if override is not None and "{" not in override:
+        if override == "chatml":
+            override = CHATML
+        elif override is not None and "{" not in override:
             raise UsageError(
-                f"the chat template {override[:60]!r} is not Jinja: give Jinja, or a file with "
-                f"{setting.use_chat_template}"
+                f"the chat template {override[:60]!r} is neither Jinja nor chatml: give one of "
+                f"them, or a file with {setting.use_chat_template}"
             )
         self._model = model
         self._format = chat_format

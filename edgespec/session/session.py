@@ -324,8 +324,8 @@ class Session(Closeable):
     def use_chat_template(self, source: str | None) -> None:
         """Replace the model's chat template; None restores it.
 
-        Raises UsageError for a `source` that is not Jinja, and ModelError for a template that fails
-        or leaves out messages.
+        `source` is Jinja or `chatml`. Raises UsageError for another name, and ModelError for a
+        template that fails or leaves out messages.
         """
         prompts = self.tokenizer.chat_prompts(self.target.name, source)
         if source is not None:

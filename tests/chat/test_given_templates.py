@@ -7,15 +7,29 @@ from edgespec.errors import UsageError
 from edgespec.ports.chat_format import ChatFormat
 
 HELLO = [{"role": "user", "content": "Hello"}]
+TALK = [
+    {"role": "system", "content": "Be {{ brief }}."},
+    *HELLO,
+    {"role": "assistant", "content": " Hi \n"},
+    {"role": "user", "content": "ä" * 3000},
+]
 
 
 def prompts(given: str) -> ChatPrompts:
     return ChatPrompts("fake", ChatFormat(), lambda text: [ord(c) for c in text], given, bos=[7])
 
 
-def test_a_name_is_no_template():
-    with pytest.raises(UsageError, match="'chatml' is not Jinja"):
-        prompts("chatml")
+def test_chatml_is_known_by_its_name():
+    assert prompts("chatml").prompt(TALK).text == (
+        "<|im_start|>system\nBe {{ brief }}.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"
+        f"<|im_start|>assistant\n Hi \n<|im_end|>\n<|im_start|>user\n{'ä' * 3000}<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_another_name_is_no_template():
+    with pytest.raises(UsageError, match="'llama3' is neither Jinja nor chatml"):
+        prompts("llama3")
 
 
 def test_jinja_that_writes_no_first_token_gets_it_too():

@@ -131,7 +131,7 @@ def add_chat_template(parser: ArgumentParser) -> None:
     flag(
         parser.add_argument_group("chat template"),
         "--chat-template TEXT",
-        f"Jinja instead of the model's own template; {OR_FILE}",
+        f"Jinja, or chatml, instead of the model's own template; {OR_FILE}",
     )
 
 
