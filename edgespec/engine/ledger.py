@@ -216,7 +216,7 @@ class Ledger:
     ) -> tuple[float, int]:
         """Most tokens a second of the rounds of late with this one, after steps of `further_s`, and
         its number of nodes."""
-        first, known = self.n_texts, self.prices
+        first, known = min(self.n_texts, len(ranked)), self.prices  # texts may have ended
         n_nodes = np.arange(first, max(first, min(self.max_nodes, len(ranked))) + 1)
         ranked = ranked[: n_nodes[-1]]
         rows = n_nodes if rows is None else rows[first - 1 : n_nodes[-1]]

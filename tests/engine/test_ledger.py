@@ -129,6 +129,11 @@ def test_guesses_that_were_right_unverified_may_be_risked() -> None:
     assert deal(taught(poor, *[RIGHT] * 12)).best(sure)[0] > 1
 
 
+def test_a_step_is_judged_after_texts_of_the_pass_have_ended() -> None:
+    """Three texts were counted, and two nodes were left when one was cancelled: an IndexError."""
+    assert deal(begun(), 3).worth_a_step(np.ones(2), np.ones(2), np.zeros(2, int))
+
+
 def test_rows_of_lines_are_priced_as_the_target_computes_them() -> None:
     pool = np.array([1.0, 0.9, 0.81, 0.73, 0.4, 0.4])
     hidden = Ledger(resident(read_s=0.15), max_nodes=64)

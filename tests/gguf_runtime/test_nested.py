@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -230,7 +231,7 @@ def test_the_draft_takes_the_prompt_over_from_its_target(
         assert model is not None
         with session.Session(models, TIMELESS) as loaded:
             if not takes:
-                monkeypatch.setattr(model, "_target", None)
+                monkeypatch.setattr(model, "info", replace(model.info, takes_prefix=False))
             evaluate = model.evaluate
 
             def counting(parts, progress=None, evaluate=evaluate):

@@ -41,7 +41,8 @@ def test_texts_that_fill_one_context_are_those_that_they_are_alone(
         expected = [session.generate(prompt, drawn, max_tokens=90).tokens for prompt in prompts]
         n_tokens = [len(session.encode(prompt)) for prompt in prompts]
     load = load.model_copy(update={"n_parallel": 4})
-    load = load.model_copy(update={"memory_budget": edgespec.plan(load, rules).smallest_bytes})
+    least = edgespec.plan(load, rules).smallest_bytes - (5 << 20)  # other processes may take more
+    load = load.model_copy(update={"memory_budget": least})
     with edgespec.load(load, rules) as session:
         assert session.target.n_cells == N_CTX < sum(n_tokens)
         for _ in range(2):
