@@ -234,7 +234,7 @@ MOST_LINES = {
     "ports": 554,
     "rules": 955,
     "server": 2276,
-    "session": 2474,
+    "session": 2477,
     "settings": 1069,
     "state": 589,
 }

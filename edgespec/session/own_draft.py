@@ -118,7 +118,10 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
             choices.write(known | {name: {"refusal": marked(error)}})
         raise
     choices.write(known | {name: asdict(made)})
-    return path
+    with suppress(BudgetError):  # making has left this process larger than it was
+        session.plan(settings.model_copy(update={"draft": path}), progress=progress)
+        return path
+    raise NoGain(f"{path.name} is made; the process that made it has no room for it, the next has")
 
 
 def kept(target: Path, memory_budget: int | str) -> Path | None:
