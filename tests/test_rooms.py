@@ -232,7 +232,7 @@ MOST_LINES = {
     "onnx": 7985,
     "paging": 1900,
     "ports": 554,
-    "rules": 955,
+    "rules": 952,
     "server": 2276,
     "session": 2477,
     "settings": 1069,

@@ -134,9 +134,7 @@ typical neither."""
 
 def dense(tokens: Tokens, probabilities: Probabilities, n_vocab: int) -> Probabilities:
     """Probabilities of all tokens, [n_vocab]."""
-    whole = np.zeros(n_vocab)
-    whole[tokens] = probabilities
-    return whole
+    return np.bincount(tokens, probabilities, n_vocab).astype(np.float64)
 
 
 def leftover(p: Probabilities, q: Probabilities) -> Probabilities:

@@ -136,8 +136,7 @@ def best_open(
         return []
     best_first = np.argsort(-C, kind="stable")[: BATCH * n_texts]
     peers = best_first[C[best_first] >= BATCH_RATIO * C[best_first[0]]]
-    chosen: list[int] = np.sort(ends[peers]).tolist()
-    return chosen
+    return [int(node) for node in np.sort(ends[peers])]
 
 
 def llmcad_children(pool: Pool, node: int, guesses: Sequence[Guess]) -> Sequence[Guess]:
