@@ -95,14 +95,18 @@ def test_a_generation_is_read_in_a_loop_without_a_thread_of_its_own(session):
 
 
 def test_a_task_that_waited_too_long_finds_the_token_later(session):
+    may_begin = threading.Event()
+
     async def read() -> int:
         n_late = 0
+        session._engine.after_pass(may_begin.wait)
         async with edgespec.AsyncSession(session).stream("def f(", max_tokens=8) as events:
             while True:
                 try:
                     await asyncio.wait_for(anext(events), 0.001)
                 except TimeoutError:
                     n_late += 1
+                    may_begin.set()
                 except StopAsyncIteration:
                     return len(events.result.tokens) if n_late else 0
 
