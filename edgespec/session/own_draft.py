@@ -96,32 +96,42 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
     _check_format(target, load_tool())
     digest, name = _key(target, settings.memory_budget)
     known = _known(digest)
-    if refusal := known.get(name, {}).get("refusal"):
+    mine = known.get(name, {})
+    if refusal := mine.get("refusal"):
         again = f"`edgespec models draft TARGET OUT` measures again, for {setting.draft}"
         raise NoGain(f"{refusal} (measured before; {again})")
-    kinds = [str(one.get("kind")) for one in (known.get(name, {}), *known.values())]
-    for kind in dict.fromkeys(kinds):
+    has_room = True
+    for kind in dict.fromkeys(str(one.get("kind")) for one in (mine, *known.values())):
         path = _cache_path(target, kind, digest)
-        # one that is damaged, or was made of another file, is made again
-        with suppress(BudgetError, ModelError):
+        try:
             if path.exists():
                 session.plan(settings.model_copy(update={"draft": path}), progress=progress)
                 return path
+        except BudgetError:  # another budget of its class may need a smaller one
+            made_for = mine.get("budget_bytes") if kind == mine.get("kind") else None
+            if made_for and made_for <= process.resolve_budget(settings.memory_budget):
+                has_room = False
+        except ModelError:  # damaged, or made of another file: it is made again
+            pass
     choices = JsonFile(cache_folder.drafts(), digest)
-    try:
-        with scratch_folder(cache_folder.make_folder()) as scratch:
-            made = make(target, scratch / "draft.gguf", settings, progress)
-            path = _cache_path(target, made.kind, digest)
-            _move(scratch / "draft.gguf", path)
-    except NoGain as error:
-        if error.is_measured:
-            choices.write(known | {name: {"refusal": marked(error)}})
-        raise
-    choices.write(known | {name: asdict(made)})
-    with suppress(BudgetError):  # making has left this process larger than it was
-        session.plan(settings.model_copy(update={"draft": path}), progress=progress)
-        return path
-    raise NoGain(f"{path.name} is made; the process that made it has no room for it, the next has")
+    if has_room:
+        try:
+            with scratch_folder(cache_folder.make_folder()) as scratch:
+                made = make(target, scratch / "draft.gguf", settings, progress)
+                path = _cache_path(target, made.kind, digest)
+                _move(scratch / "draft.gguf", path)
+        except NoGain as error:
+            if error.is_measured:
+                choices.write(known | {name: {"refusal": marked(error)}})
+            raise
+        choices.write(known | {name: asdict(made)})
+        with suppress(BudgetError):  # making has left this process larger than it was
+            session.plan(settings.model_copy(update={"draft": path}), progress=progress)
+            return path
+    raise NoGain(
+        f"the draft made from {target.name} has no room beside what this process holds already: "
+        f"raise {setting.memory_budget}, or load it in a process that holds less"
+    )
 
 
 def kept(target: Path, memory_budget: int | str) -> Path | None:

@@ -81,6 +81,30 @@ def test_one_that_was_measured_to_be_slower_is_left_out_without_another_measurem
         assert set(notes[1]) <= set(loaded.plan.notes)
 
 
+def test_one_that_a_large_process_has_no_room_for_is_not_made_again(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each load had made it again, for a minute, where the process was larger than its maker's."""
+    made: list[int] = []
+
+    def make(target: Path, out: Path, settings: LoadSettings, *args: object) -> object:
+        made.append(int(settings.memory_budget))
+        shutil.copy(embedded_pair().draft, out)
+        return own_draft.OwnDraft("q2_k", 1, made[-1], 5.0, 2.0, 1.0)
+
+    def planned(settings: LoadSettings, **others: object) -> None:
+        raise BudgetError("811 MiB are needed")
+
+    monkeypatch.setattr(own_draft, "make", make)
+    monkeypatch.setattr(session, "plan", planned)
+    for budget_bytes in (1000 * MIB, 1001 * MIB, 900 * MIB, 1000 * MIB):
+        settings = LoadSettings(model=TARGET, draft="self", memory_budget=budget_bytes)
+        alone, (note,) = own_draft.settled(settings)
+        assert alone.draft is None
+        assert "no room" in note
+    assert made == [1000 * MIB, 900 * MIB]
+
+
 def test_a_disk_that_is_too_small_is_told_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
