@@ -234,7 +234,7 @@ MOST_LINES = {
     "ports": 554,
     "rules": 952,
     "server": 2276,
-    "session": 2477,
+    "session": 2399,
     "settings": 1069,
     "state": 589,
 }

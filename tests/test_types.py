@@ -46,9 +46,9 @@ with edgespec.load("big.gguf", memory_budget="4GiB", n_parallel=2, cache_type_k=
     twin = edgespec.AsyncSession(session)
 
     async def ask() -> None:
-        print((await twin.create_chat_completion(messages))["choices"])
-        async for chunk in await twin.create_completion("Once", stream=True):
-            print(chunk["choices"])
+        print((await twin.generate("Once")).text)
+        async with twin.stream("Once") as events:
+            print([event.text async for event in events])
 
     session.generate("Once", temperature=0.7, seed=3, stop="end")
     twin.chat(messages, tools=[], template={"enable_thinking": False}, top_k=3)
@@ -57,7 +57,7 @@ with edgespec.load("big.gguf", memory_budget="4GiB", n_parallel=2, cache_type_k=
     session.chat(messages, stopp="x")  # type: ignore[call-arg]
     twin.stream("Once", stopp="x")  # type: ignore[call-arg]
     twin.chat(messages, max_token=3)  # type: ignore[call-arg]
-    twin.generate_many(["Once"], seeed=3)  # type: ignore[call-arg]
+    twin.generate("Once", seeed=3)  # type: ignore[call-arg]
 edgespec.load("big.gguf", memory_buget="4GiB")  # type: ignore[call-arg]
 edgespec.LoadSettings(model="big.gguf", ctx=3)  # type: ignore[call-arg]
 """

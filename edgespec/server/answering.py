@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from edgespec.errors import Cancelled
 from edgespec.memory import heap
 from edgespec.server.front import error_body, refusal_for
 from edgespec.server.serving import Door, ServedText, event
-from edgespec.session.asynchronous import InThread, in_thread
+from edgespec.session.asynchronous import in_loop, in_thread
 
 if TYPE_CHECKING:
     from edgespec.server.application import Service
@@ -153,7 +153,7 @@ class _OneAnswer:
             if self.served is None:
                 await self.seat()
             completion = await self.begin()
-            running = await self.stack.enter_async_context(InThread(completion.steps()))
+            running = await self.stack.enter_async_context(aclosing(in_loop(completion.steps())))
             async for step in running:
                 for one in completion.reply.step(step, completion):
                     put(door.told(one))

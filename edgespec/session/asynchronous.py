@@ -1,27 +1,19 @@
-"""The asyncio interface of a session: nothing here blocks the event loop.
-
-`Session` and `Completions` document each call.
-"""
+"""The asyncio interface of a session: nothing here blocks the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, Unpack, overload
+from typing import Protocol, TypeVar, Unpack
 
 from edgespec.chat.messages import Message
 from edgespec.engine.generation import Generation
-from edgespec.memory.budget import MemoryPlan
 from edgespec.session.session import ChatOptions, Session, TextOptions
 from edgespec.settings.config import SamplingParams
 from edgespec.values import GenerationResult
-
-if TYPE_CHECKING:
-    from edgespec.completions.requests import Prompts
-    from edgespec.completions.running_request import Completion
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -36,12 +28,13 @@ class Cancellable(Iterator[T_co], Protocol[T_co]):
 
 
 class AsyncSession:
-    """The methods of a `Session` for an event loop; closing the session stays with its owner.
+    """A `Session`'s texts in an event loop; closing the session stays with its owner.
 
         async with AsyncSession(session).stream("Once upon a time") as events:
             async for event in events: ...
 
-    What takes long before a generation begins, like compiling a grammar, runs in its thread.
+    What takes long before a generation begins, like compiling a grammar, runs in a thread; so do
+    other methods by `asyncio.to_thread`.
     """
 
     def __init__(self, session: Session) -> None:
@@ -77,54 +70,6 @@ class AsyncSession:
                 pass
             return generation.result
 
-    def generate_many(
-        self,
-        prompts: Iterable[str | Sequence[int] | Sequence[Message]],
-        sampling: SamplingParams | None = None,
-        max_tokens: int | None = None,
-        **options: Unpack[TextOptions],
-    ) -> InThread[GenerationResult]:
-        """`Session.generate_many`: `async for` its results; the prompts are read in a thread."""
-        return InThread(self._session.generate_many(prompts, sampling, max_tokens, **options))
-
-    async def set_memory_budget(self, size: int | str) -> MemoryPlan:
-        """`Session.set_memory_budget`."""
-        return await in_thread(lambda: self._session.set_memory_budget(size))
-
-    @overload
-    async def create_chat_completion(
-        self, messages: Sequence[Message], stream: Literal[False] = False, **fields: Any
-    ) -> dict[str, Any]: ...
-
-    @overload
-    async def create_chat_completion(
-        self, messages: Sequence[Message], stream: Literal[True], **fields: Any
-    ) -> InThread[dict[str, Any]]: ...
-
-    async def create_chat_completion(
-        self, messages: Sequence[Message], stream: bool = False, **fields: Any
-    ) -> dict[str, Any] | InThread[dict[str, Any]]:
-        """`Session.create_chat_completion`; with `stream` an asynchronous iterator of chunks."""
-        create = self._session.create_chat_completion
-        return await _completed(lambda: create(messages, True, **fields), stream)
-
-    @overload
-    async def create_completion(
-        self, prompt: Prompts, stream: Literal[False] = False, **fields: Any
-    ) -> dict[str, Any]: ...
-
-    @overload
-    async def create_completion(
-        self, prompt: Prompts, stream: Literal[True], **fields: Any
-    ) -> InThread[dict[str, Any]]: ...
-
-    async def create_completion(
-        self, prompt: Prompts, stream: bool = False, **fields: Any
-    ) -> dict[str, Any] | InThread[dict[str, Any]]:
-        """`Session.create_completion`; with `stream` an asynchronous iterator of chunks."""
-        create = self._session.create_completion
-        return await _completed(lambda: create(prompt, True, **fields), stream)
-
 
 @asynccontextmanager
 async def _begun(start: Callable[[], Generation]) -> AsyncIterator[Generation]:
@@ -135,59 +80,26 @@ async def _begun(start: Callable[[], Generation]) -> AsyncIterator[Generation]:
         await in_thread(generation.close, generation.cancel)
 
 
-async def _completed(
-    create: Callable[[], Completion], stream: bool
-) -> dict[str, Any] | InThread[dict[str, Any]]:
-    completion = await in_thread(create)
-    return InThread(completion) if stream else await in_thread(completion.whole, completion.cancel)
+async def in_loop(iterator: Cancellable[T]) -> AsyncGenerator[T, None]:
+    """The items of an iterator that runs in a thread, which ends with the last one or by `aclose`;
+    so does the iterator."""
+    items: asyncio.Queue[tuple[T] | None] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
 
+    def run() -> None:
+        with closing(iterator):
+            for item in iterator:
+                loop.call_soon_threadsafe(items.put_nowait, (item,))
 
-class InThread(Generic[T]):
-    """An asynchronous iterator and context manager over an iterator that runs in a thread.
-
-    The thread ends with the last item and with `aclose`. If a waiting task is cancelled, the
-    iterator goes on until `aclose`.
-    """
-
-    def __init__(self, iterator: Cancellable[T]) -> None:
-        """Start the thread; to be called in the event loop."""
-        self._iterator = iterator
-        self._items: asyncio.Queue[tuple[T] | None] = asyncio.Queue()
-        put = self._items.put_nowait
-        loop = asyncio.get_running_loop()
-
-        def run() -> None:
-            with closing(iterator) as items:
-                for item in items:
-                    loop.call_soon_threadsafe(put, (item,))
-
-        self._ended = _started(run)
-        self._ended.add_done_callback(lambda _: put(None))
-
-    def cancel(self) -> None:
-        """End the text soon; items that are already there are still yielded."""
-        self._iterator.cancel()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> T:
-        if (item := await self._items.get()) is not None:
-            return item[0]
-        self._items.put_nowait(None)  # for whoever asks again
-        self._ended.result()
-        raise StopAsyncIteration
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """End the iteration and wait for its thread. Idempotent."""
-        self._iterator.cancel()
-        await asyncio.wait([self._ended])
+    ended = _started(run)
+    ended.add_done_callback(lambda _: items.put_nowait(None))
+    try:
+        while (item := await items.get()) is not None:
+            yield item[0]
+        ended.result()
+    finally:
+        iterator.cancel()
+        await asyncio.wait([ended])
 
 
 async def in_thread(call: Callable[[], T], cancel: Callable[[], None] = lambda: None) -> T:

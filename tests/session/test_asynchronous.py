@@ -22,20 +22,18 @@ def test_the_twins_write_what_the_session_writes(session):
         twin = edgespec.AsyncSession(session)
         async with twin.stream("def f(", max_tokens=8) as events:
             streamed = "".join([event.text async for event in events])
-        whole = await twin.create_completion("def f(", max_tokens=8)
         generated = await twin.generate("def f(", max_tokens=8)
-        return streamed, whole["choices"][0]["text"], generated.text
+        return streamed, generated.text
 
     text = session.generate("def f(", max_tokens=8).text
-    assert asyncio.run(twins()) == (text, text, text)
+    assert asyncio.run(twins()) == (text, text)
 
 
 def test_several_at_once_get_their_own_answers(session):
     async def ask(twin, n: int) -> str:
-        answer = await twin.create_chat_completion(
-            [{"role": "user", "content": f"number {n}"}], max_tokens=6
-        )
-        return answer["choices"][0]["message"]["content"]
+        message = {"role": "user", "content": f"number {n}"}
+        async with twin.chat([message], max_tokens=6) as events:
+            return "".join([event.text async for event in events])
 
     async def all_at_once():
         twin = edgespec.AsyncSession(session)
@@ -62,7 +60,7 @@ def test_the_loop_goes_on_while_a_text_is_written(session):
 def test_a_task_that_is_cancelled_ends_its_generation(session):
     async def give_up() -> None:
         twin = edgespec.AsyncSession(session)
-        task = asyncio.create_task(twin.create_completion("def f(", max_tokens=900))
+        task = asyncio.create_task(twin.generate("def f(", max_tokens=900))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
