@@ -57,7 +57,7 @@ with edgespec.load("big.gguf", memory_budget="4GiB", n_parallel=2, cache_type_k=
     session.chat(messages, stopp="x")  # type: ignore[call-arg]
     twin.stream("Once", stopp="x")  # type: ignore[call-arg]
     twin.chat(messages, max_token=3)  # type: ignore[call-arg]
-    twin.generate("Once", seeed=3)  # type: ignore[call-arg]
+    twin.stream("Once", seeed=3)  # type: ignore[call-arg]
 edgespec.load("big.gguf", memory_buget="4GiB")  # type: ignore[call-arg]
 edgespec.LoadSettings(model="big.gguf", ctx=3)  # type: ignore[call-arg]
 """

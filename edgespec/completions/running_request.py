@@ -78,20 +78,6 @@ class ChoiceSource:
     n_prompt_tokens: int = 0
 
 
-class Steps:
-    """The steps of a completion, which can be cancelled and closed."""
-
-    def __init__(self, completion: Completion, steps: Iterator[Step]) -> None:
-        self.cancel, self.close = completion.cancel, completion.close
-        self._steps = steps
-
-    def __iter__(self) -> Iterator[Step]:
-        return self._steps
-
-    def __next__(self) -> Step:
-        return next(self._steps)
-
-
 class Completion(Closeable):
     """A running request: iterate it for the events of a stream, or call `whole`.
 
@@ -186,11 +172,8 @@ class Completion(Closeable):
             yield from self.reply.step(step, self)
         yield from self.reply.end(self)
 
-    def steps(self) -> Steps:
+    def steps(self) -> Iterator[Step]:
         """The steps of the stream."""
-        return Steps(self, self._steps())
-
-    def _steps(self) -> Iterator[Step]:
         with self:
             for source in self._generations():
                 yield Step(source.index)

@@ -153,10 +153,10 @@ class _OneAnswer:
             if self.served is None:
                 await self.seat()
             completion = await self.begin()
-            running = await self.stack.enter_async_context(aclosing(in_loop(completion.steps())))
-            async for step in running:
-                for one in completion.reply.step(step, completion):
-                    put(door.told(one))
+            async with aclosing(in_loop(completion.steps(), completion.cancel)) as steps:
+                async for step in steps:
+                    for one in completion.reply.step(step, completion):
+                        put(door.told(one))
             for one in completion.reply.end(completion):
                 put(door.told(one))
         except Exception as error:  # noqa: BLE001 - the status is sent, so the error is an event

@@ -6,8 +6,8 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
-from typing import Protocol, TypeVar, Unpack
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import TypeVar, Unpack
 
 from edgespec.chat.messages import Message
 from edgespec.engine.generation import Generation
@@ -16,15 +16,6 @@ from edgespec.settings.config import SamplingParams
 from edgespec.values import GenerationResult
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-
-
-class Cancellable(Iterator[T_co], Protocol[T_co]):
-    """An iterator that any thread may cancel, such as a `Completion`."""
-
-    def cancel(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class AsyncSession:
@@ -80,16 +71,14 @@ async def _begun(start: Callable[[], Generation]) -> AsyncIterator[Generation]:
         await in_thread(generation.close, generation.cancel)
 
 
-async def in_loop(iterator: Cancellable[T]) -> AsyncGenerator[T, None]:
-    """The items of an iterator that runs in a thread, which ends with the last one or by `aclose`;
-    so does the iterator."""
+async def in_loop(iterator: Iterator[T], cancel: Callable[[], None]) -> AsyncGenerator[T, None]:
+    """The items of an iterator that runs in a thread; `aclose` ends it by `cancel`."""
     items: asyncio.Queue[tuple[T] | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
     def run() -> None:
-        with closing(iterator):
-            for item in iterator:
-                loop.call_soon_threadsafe(items.put_nowait, (item,))
+        for item in iterator:
+            loop.call_soon_threadsafe(items.put_nowait, (item,))
 
     ended = _started(run)
     ended.add_done_callback(lambda _: items.put_nowait(None))
@@ -98,7 +87,7 @@ async def in_loop(iterator: Cancellable[T]) -> AsyncGenerator[T, None]:
             yield item[0]
         ended.result()
     finally:
-        iterator.cancel()
+        cancel()
         await asyncio.wait([ended])
 
 
