@@ -16,7 +16,7 @@ import numpy as np
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import choose_slot
-from edgespec.engine.state_store import Learnt, StateStore, renewed
+from edgespec.files.json_file import JsonFile
 from edgespec.memory.needs import FOREST_SIZE, FOREST_TEXTS, TREE_SIZES
 from edgespec.ports import PassPart
 from edgespec.ports.text_request import TextRequest
@@ -178,7 +178,7 @@ def run(
     drafts: bool = True,
     temperature: float = 0.0,
     n_texts: int = 1,
-    memory: StateStore | None = None,
+    memory: JsonFile | None = None,
     **rules: Any,
 ) -> list[Measured]:
     """Some texts, one after the other, by one engine."""
@@ -187,7 +187,7 @@ def run(
     draft = VirtualDraft(text.draft, clock) if drafts else None
     settings = EngineSettings(**{"lookup": False, **rules})
     measured = []
-    with Engine(target, draft, settings, clock, state_store=memory) as engine:
+    with Engine(target, draft, settings, clock, state=memory) as engine:
         put_on(clock, engine)
         for n in range(n_texts):
             forget(engine)
@@ -223,17 +223,17 @@ def turn_after_a_short_one(
     return sum(cost.wall_s for cost in result.speculation.round_costs)
 
 
-@dataclass
-class Kept(StateStore):
-    """A store in memory, without a file: the next engine recalls what earlier ones taught."""
+class Kept(JsonFile):
+    """A file in memory: the next engine recalls what earlier ones taught."""
 
-    learnt: Learnt = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._content: object = None
 
-    def recall(self) -> Learnt:
-        return self.learnt
+    def read(self) -> object:
+        return self._content
 
-    def keep(self, learnt: Learnt) -> None:
-        self.learnt = renewed(self.learnt, learnt)
+    def write(self, content: object) -> None:
+        self._content = content
 
 
 def warm(

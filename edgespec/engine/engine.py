@@ -33,9 +33,10 @@ from edgespec.engine.slot import Slot
 from edgespec.engine.sources.line_up import line_up
 from edgespec.engine.sources.mixer import Mixer
 from edgespec.engine.sources.source import Opinion, Source
-from edgespec.engine.state_store import KeptLedger, StateStore
+from edgespec.engine.state_store import KeptLedger
 from edgespec.engine.text import Text, ending
 from edgespec.errors import Cancelled, SessionClosed
+from edgespec.files.json_file import JsonFile
 from edgespec.pool import Pool
 from edgespec.ports import LanguageModel, PassPart
 from edgespec.ports.text_request import TextRequest
@@ -72,14 +73,14 @@ class Engine(Scheduler):
         clock: Callable[[], float] = time.perf_counter,
         trace: Trace = OFF,
         sources: Sequence[Source] = (),
-        state_store: StateStore | None = None,
+        state: JsonFile | None = None,
         release: Callable[[], None] = lambda: None,
         n_grammars: int | None = None,
         name: str = "the engine",
         prefixes: Callable[[int], SlotPrefixes] | None = None,
         acceptance: AcceptanceRule = EXACT_REPLAY,
     ) -> None:
-        """`sources` guess in addition to the draft model.
+        """`sources` guess in addition to the draft model; `state` keeps what is learnt.
 
         The models are borrowed, unless `release` frees them at the end. At most `n_grammars`
         requests with grammars run at a time. `name` is the subject of error messages. `prefixes`
@@ -101,8 +102,8 @@ class Engine(Scheduler):
         self.pick = acceptance.pick
         self.mixer, self.pool, self.worker = Mixer(), Pool(), Worker()
         draft_info = draft.info if draft is not None else None
-        store = state_store if self.sources else None
-        self.ledger = KeptLedger(target, draft_info, self.mixer, settings, store)
+        kept = state if self.sources else None
+        self.ledger = KeptLedger(target, draft_info, self.mixer, settings, kept)
         self.pass_ = RoundOutcome()
         n_slots = 1 if draws else min(target.info.n_slots, self.limits.max_nodes)
         self.capacity = CAPACITY * self.limits.max_nodes

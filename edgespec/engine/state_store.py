@@ -38,23 +38,18 @@ def renewed(before: Mapping[str, T], now: Mapping[str, T]) -> dict[str, T]:
     return dict([*others.items(), *now.items()][-MAX_ENTRIES:])
 
 
-class StateStore:
-    """The learnt state of a pair, in a file that its runs share."""
+def state_file(folder: Path, target: ModelInfo, draft: ModelInfo | None) -> JsonFile:
+    """The file of a pair's learnt state, which its runs share."""
+    return JsonFile(folder, pair_digest(target, draft), MAX_FILES)
 
-    def __init__(self, folder: Path, target: ModelInfo, draft: ModelInfo | None) -> None:
-        self._file = JsonFile(folder, pair_digest(target, draft), MAX_FILES)
 
-    def recall(self) -> Learnt:
-        """The stored state; empty if there is none."""
-        try:
-            content = (self._file.read() or {}).items()
-            return {key: {name: float(n) for name, n in its.items()} for key, its in content}
-        except (ValueError, TypeError, AttributeError, OverflowError):
-            return {}
-
-    def keep(self, learnt: Learnt) -> None:
-        """Store the state for the next run, if possible."""
-        self._file.write(learnt)
+def recalled(file: JsonFile) -> Learnt:
+    """The stored state; empty if there is none."""
+    try:
+        content = (file.read() or {}).items()
+        return {key: {name: float(n) for name, n in its.items()} for key, its in content}
+    except (ValueError, TypeError, AttributeError, OverflowError):
+        return {}
 
 
 class KeptLedger(Ledger):
@@ -66,9 +61,9 @@ class KeptLedger(Ledger):
         draft: ModelInfo | None,
         mixer: Mixer,
         settings: EngineSettings,
-        state_store: StateStore | None,
+        file: JsonFile | None,
     ) -> None:
-        """Without a `state_store` nothing is kept."""
+        """Without a `file` nothing is kept."""
         info, self._paging = target.info, target.paging()
         draft_share = 0.0
         if draft is not None and info.size_bytes:
@@ -82,12 +77,12 @@ class KeptLedger(Ledger):
             may_overlap=not settings.no_overlap,
             timed_rows=TIMED_ROWS if times_passes else (),
         )
-        self._mixer, self._state_store = mixer, state_store
+        self._mixer, self._file = mixer, file
         threads = "+".join(str(each.n_threads) for each in (info, draft) if each and each.n_threads)
         self._conditions = [threads and f"{threads} threads", settings.unusual]
         self._recalled: Learnt = {}
-        if state_store is not None:
-            self._recalled = state_store.recall()
+        if file is not None:
+            self._recalled = recalled(file)
             mixer.load_state_dict(self._recalled.get(CONFIDENCES, {}))
             self.load_state_dict(self._recalled.get(self._name(self._paging), {}))
 
@@ -106,8 +101,8 @@ class KeptLedger(Ledger):
 
     def keep(self) -> None:
         """Store what was learnt."""
-        if self._state_store is not None:
+        if self._file is not None:
             prices = {self._name(self._paging): self.state_dict()}
             learnt = {CONFIDENCES: self._mixer.state_dict(), **prices}
             self._recalled = renewed(self._recalled, learnt)
-            self._state_store.keep(self._recalled)
+            self._file.write(self._recalled)

@@ -32,11 +32,9 @@ class JsonFile:
         """The content, or None if the file is missing, damaged or cannot be read."""
         try:
             found = json.loads(read_regular(self.path, MAX_BYTES))
-            if not isinstance(found, dict) or found.keys() != {_CHECKSUM, _CONTENT}:
-                return found  # of a version without checksums
             content = found[_CONTENT]
             return content if found[_CHECKSUM] == _checksum(json.dumps(content)) else None
-        except (OSError, ValueError, RecursionError):
+        except (OSError, ValueError, RecursionError, LookupError, TypeError):
             return None
 
     def write(self, content: object) -> None:

@@ -22,7 +22,7 @@ from edgespec.engine.admission import text_limit
 from edgespec.engine.engine import Engine
 from edgespec.engine.generation import Generation
 from edgespec.engine.settings import EngineSettings
-from edgespec.engine.state_store import StateStore
+from edgespec.engine.state_store import state_file
 from edgespec.errors import StateError, UsageError
 from edgespec.files import cache_folder
 from edgespec.grammar.specification import GRAMMARS_AT_ONCE, Grammar, new_compiler
@@ -119,15 +119,15 @@ class Session(Closeable):
         rules = engine_settings or EngineSettings()
         if rules.lookup is None and models.plan.looks_up:
             rules = rules.but(lookup=True)
-        store = None
+        state = None
         if rules.remember:
-            store = StateStore(cache_folder.calibrations(), self.target, self.draft)
+            state = state_file(cache_folder.calibrations(), self.target, self.draft)
         self._engine = Engine(
             target,
             draft,
             rules,
             trace=trace,
-            state_store=store,
+            state=state,
             release=models.close,
             n_grammars=GRAMMARS_AT_ONCE,
             name="the session",

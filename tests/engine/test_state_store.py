@@ -10,10 +10,8 @@ import pytest
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources.mixer import MAX_RECALLED, Mixer
-from edgespec.engine.state_store import (
-    StateStore,
-)
-from edgespec.files.json_file import JsonFile, pair_digest
+from edgespec.engine.state_store import recalled, state_file
+from edgespec.files.json_file import JsonFile
 from edgespec.models.embedded import embedded_pair
 from edgespec.rules.sampling import SamplingParams
 from edgespec.session import session
@@ -35,8 +33,8 @@ def learnt_in(
     folder: Path, *samplings: SamplingParams, n_tokens: int = 60
 ) -> dict[str, dict[str, float]]:
     target, draft = pair()
-    memory = StateStore(folder, target.info, draft.info)
-    with Engine(target, draft, EngineSettings(step_aside=False), state_store=memory) as engine:
+    memory = state_file(folder, target.info, draft.info)
+    with Engine(target, draft, EngineSettings(step_aside=False), state=memory) as engine:
         for sampling in samplings:
             finish(engine.generate(PROMPT, sampling, n_tokens))
     (file,) = folder.iterdir()
@@ -73,13 +71,17 @@ def test_the_next_run_goes_on_from_there(tmp_path: Path) -> None:
         b'{"confidences": {"draft sharpness": 1' + 399 * b"0" + b"}}",
         b'{"confidences": {"draft sharpness": 1e300, "draft sharpness precision": 1}}',
         b'{"confidences": {"draft sharpness": 1, "draft sharpness precision": -5}}',
-        b'{"confidences": {"draft sharpness": 1}, "confidences": {"a precision": 3, "b": -1}}',
+        b'{"confidences": {"a precision": 3, "b": -1}}',
         b"[" * 100_000,
     ],
 )
 def test_a_damaged_memory_is_harmless(tmp_path: Path, content: bytes) -> None:
     target, draft = pair()
-    (tmp_path / f"{pair_digest(target.info, draft.info)}.json").write_bytes(content)
+    file = state_file(tmp_path, target.info, draft.info)
+    try:
+        file.write(json.loads(content))
+    except (ValueError, RecursionError):
+        file.path.write_bytes(content)
     assert learnt_in(tmp_path, GREEDY)["confidences"]["draft sharpness precision"] > 0
 
 
@@ -98,11 +100,11 @@ def test_a_session_remembers_unless_it_is_told_not_to(
 
 def test_what_rounds_cost_is_remembered_for_where_the_weights_are(tmp_path: Path) -> None:
     target, draft = pair()
-    memory = StateStore(tmp_path, target.info, draft.info)
-    with Engine(target, draft, state_store=memory) as engine:
+    memory = state_file(tmp_path, target.info, draft.info)
+    with Engine(target, draft, state=memory) as engine:
         finish(engine.generate(PROMPT, GREEDY, 20))
         learnt = engine.ledger.state_dict()
-    assert memory.recall()["rounds@0 tenths streamed"] == pytest.approx(learnt)
+    assert recalled(memory)["rounds@0 tenths streamed"] == pytest.approx(learnt)
 
 
 class Streamed(FakeModel):
@@ -119,20 +121,20 @@ class Streamed(FakeModel):
 
 def test_another_budget_has_costs_of_its_own_and_keeps_the_others(tmp_path: Path) -> None:
     target, draft = Streamed(), pair()[1]
-    memory = StateStore(tmp_path, target.info, draft.info)
-    with Engine(target, draft, state_store=memory) as engine:
+    memory = state_file(tmp_path, target.info, draft.info)
+    with Engine(target, draft, state=memory) as engine:
         finish(engine.generate(PROMPT, GREEDY, 20))
         engine.ledger.see_budget(PagingStats(segments=2, pinned_bytes=8, streamed_bytes=2))
         finish(engine.generate(PROMPT, GREEDY, 20))
-    places = [name.split(",")[0] for name in memory.recall() if name.startswith("rounds@")]
+    places = [name.split(",")[0] for name in recalled(memory) if name.startswith("rounds@")]
     assert places == ["rounds@5 tenths streamed", "rounds@2 tenths streamed"]
 
 
 def spent_of(folder: Path, target: FakeModel, **rules: object) -> float:
     """Cost of guesses for the pair before a run, when the prompt is read."""
     draft = pair()[1]
-    memory = StateStore(folder, target.info, draft.info)
-    with Engine(target, draft, EngineSettings(**rules), state_store=memory) as engine:
+    memory = state_file(folder, target.info, draft.info)
+    with Engine(target, draft, EngineSettings(**rules), state=memory) as engine:
         events = engine.generate(PROMPT, GREEDY, 40)
         next(events)
         begun = engine.ledger.spent
@@ -144,10 +146,11 @@ def teach(folder: Path, target: FakeModel, **rules: object) -> None:
     """The folder holds what a run left in which guesses were dear."""
     spent_of(folder, target, **rules)
     (file,) = folder.iterdir()
-    content = JsonFile(file.parent, file.stem).read()
+    kept = JsonFile(file.parent, file.stem)
+    content = kept.read()
     (place,) = (name for name in content if name.startswith("rounds@"))
     content[place]["spent"] = 1.0
-    file.write_text(json.dumps(content))
+    kept.write(content)
 
 
 def test_costs_are_remembered_for_the_same_threads(tmp_path: Path) -> None:
