@@ -220,7 +220,7 @@ MOST_LINES = {
     "completions": 3776,
     "concurrency": 524,
     "diagnosis": 480,
-    "engine": 4087,
+    "engine": 4088,
     "enlarge": 953,
     "gguf": 12103,
     "grammar": 847,
