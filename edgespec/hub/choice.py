@@ -7,7 +7,7 @@ onnxruntime-genai's in folders of their own (`cpu-int4-rtn-block-32-acc-level-4/
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -44,18 +44,25 @@ class HubFile:
     name: str
     size_bytes: int
     digits: str = ""
-    """Hexadecimal SHA-256, or for small files the SHA-1 of the Git blob with its header; empty if
-    the hub gives none."""
+    """Hexadecimal SHA-256, or for small files the SHA-1 of the Git blob with its header, as the hub
+    claims; empty for a file of the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
     """A model: one file, all parts of a split one in order, or an ONNX graph and what it needs."""
 
-    name: str
-    """Name without `.gguf` and the number of a part, or without `.onnx`."""
     files: tuple[HubFile, ...]
-    is_onnx: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name without `.gguf` and the number of a part, or without `.onnx`."""
+        part = gguf_names.PART.fullmatch(self.files[0].name)
+        return part["name"] if part else self.files[0].name[: -len(SUFFIX)]
+
+    @property
+    def is_onnx(self) -> bool:
+        return self.files[0].name.lower().endswith(SUFFIX)
 
     @property
     def quant(self) -> str | None:
@@ -91,7 +98,13 @@ def choose(reference: HubReference, files: Iterable[HubFile]) -> HubModel:
         ggufs += heads
     models = [*ggufs, *onnx_models(everything)]
     if not models:
-        raise ModelError(_nothing_here(reference, heads))
+        raise ModelError(
+            f"{reference.repo} holds no model but drafting heads ({heads[0].name}): name a model "
+            "with -hf or -m, and this repository with -hfd"
+            if heads
+            else f"{reference.repo} has no GGUF or ONNX model: choose a repository whose name ends "
+            "in -GGUF, or download the files and give their folder with -m"
+        )
     matching = [model for model in models if reference.names([model.files[0].name])]
     if reference.quant:
         matching = [model for model in matching if model.is_called(reference.quant)]
@@ -117,34 +130,21 @@ def choose(reference: HubReference, files: Iterable[HubFile]) -> HubModel:
 def gguf_models(files: Iterable[HubFile], heads: bool = False) -> list[HubModel]:
     """The GGUF models, or drafting heads, among `files`, by name; all parts of one together."""
     by_name = {file.name: file for file in files}
-    found = gguf_names.models(by_name, heads)
-    return [HubModel(name, tuple(by_name[file] for file in parts)) for name, parts in found.items()]
+    found = gguf_names.models(by_name, heads).values()
+    return [HubModel(tuple(by_name[name] for name in parts)) for parts in found]
 
 
-def _nothing_here(reference: HubReference, heads: Sequence[HubModel]) -> str:
-    if heads:
-        return (
-            f"{reference.repo} holds no model but drafting heads ({heads[0].name}): name a model "
-            "with -hf or -m, and this repository with -hfd"
-        )
-    return (
-        f"{reference.repo} has no GGUF or ONNX model: choose a repository whose name ends in "
-        "-GGUF, or download the files and give their folder with -m"
-    )
-
-
-def onnx_models(files: Sequence[HubFile]) -> list[HubModel]:
+def onnx_models(files: Iterable[HubFile]) -> list[HubModel]:
     """The ONNX models among `files`, shortest names first; the graph is the first file of each."""
-    graphs = [file for file in files if file.name.lower().endswith(SUFFIX)]
-    graphs = [graph for graph in graphs if not _NO_DECODER.search(graph.name)]
-    graphs.sort(key=lambda file: (len(file.name), file.name))
+    by_length = sorted(files, key=lambda file: (len(file.name), file.name))
     return [
-        HubModel(graph.name[: -len(SUFFIX)], (graph, *_belonging(graph, files)), is_onnx=True)
-        for graph in graphs
+        HubModel((file, *_belonging(file, by_length)))
+        for file in by_length
+        if file.name.lower().endswith(SUFFIX) and not _NO_DECODER.search(file.name)
     ]
 
 
-def _belonging(graph: HubFile, files: Sequence[HubFile]) -> list[HubFile]:
+def _belonging(graph: HubFile, files: Iterable[HubFile]) -> list[HubFile]:
     """Files with the graph's weights, and settings beside it or in a folder above."""
     folders = {str(folder) for folder in PurePosixPath(graph.name).parents}
     weights = tuple(f"{graph.name}{ending}" for ending in ("_data", ".data"))

@@ -47,7 +47,7 @@ def _of_hub() -> Iterator[KnownModel]:
     with suppress(ImportError):
         from huggingface_hub import constants
 
-        from edgespec.hub.repository_cache import models
+        from edgespec.hub.repository import models
 
         for name, model, (path, *others) in models(Path(constants.HF_HUB_CACHE)):
             yield catalogue.KnownModel(
