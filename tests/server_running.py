@@ -13,8 +13,8 @@ from edgespec.cli.model_list import ModelList
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.models.embedded import embedded_pair
 from edgespec.server.guarding import Guard
+from edgespec.server.hosting import LoadedModel
 from edgespec.server.lifetime import Server
-from edgespec.server.serving import LoadedModel
 from edgespec.session.session import Session
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.server_settings import ServerSettings

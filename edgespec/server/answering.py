@@ -7,15 +7,18 @@ what is asked and answered are the protocols' business.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from edgespec.completions.answers import Answer
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.protocols.request_parts import leaving_out
 from edgespec.completions.refusals import Refusal, decoded
@@ -23,38 +26,60 @@ from edgespec.completions.running_request import Completion, Reply
 from edgespec.errors import Cancelled
 from edgespec.memory import heap
 from edgespec.server.front import error_body, refusal_for
-from edgespec.server.serving import Door, ServedText, event
+from edgespec.server.hosting import ServedText
 from edgespec.session.asynchronous import in_loop, in_thread
 
 if TYPE_CHECKING:
     from edgespec.server.application import Service
+
+T = TypeVar("T")
 
 SILENCE_S = 5.0
 """Seconds of silence after which a comment is sent, so that nobody on the way gives up."""
 COMMENT = ": waiting\n\n"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Headers that keep proxies from holding events back."""
+DONE = "data: [DONE]\n\n"
+_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 
-Put = Callable[[str | None], None]
-"""Takes the parts of a stream, and None at its end."""
+
+def event(content: Answer) -> str:
+    """A server-sent event with `content` as JSON, and its type as its name if it has one."""
+    named = f"event: {content['type']}\n" if "type" in content else ""
+    text = json.dumps(content, ensure_ascii=False)
+    # clients split events by str.splitlines, which takes more than line feeds for line ends
+    text = _LINE_ENDS.sub(lambda end: f"\\u{ord(end[0]):04x}", text)
+    return f"{named}data: {text}\n\n"
+
+
+def line(content: Answer) -> str:
+    """A line of a stream of JSON."""
+    return f"{json.dumps(content, ensure_ascii=False)}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """A protocol of requests for generated text, whatever model answers."""
+
+    dialect: Callable[..., Reply]
+    """Reads a request, given what writes answers and the body."""
+    end: str = ""
+    """Text behind the last event of a stream."""
+    told: Callable[[Answer], str] = event
+    """A part of a stream with an object: an event, beside which comments may stand, or a line."""
 
 
 async def complete(service: Service, door: Door, request: Request) -> Response:
-    """The answer of the route `door`."""
+    """The answer to a request."""
     async with AsyncExitStack() as stack:
         body = await stack.enter_async_context(service.bodies.of(request))
         stack.enter_context(service.queue.place())
-        async with _while_connected(request):
-            model, streams = await service.wanted(body)
-            one = _OneAnswer(service, request, body, door, model, stack)
-            if service.host.is_ready(model) or not streams:
-                await one.seat()
-                # refuse an invalid request now, before it waits for its turn
-                one.prepared = await one.prepare()
-                if not one.prepared.reply.streams:
-                    completion = await one.begin()
-                    whole = await in_thread(completion.whole, completion.cancel)
-                    return JSONResponse(whole)
+        model, streams = await service.wanted(body)
+        one = _OneAnswer(service, request, body, door, model, stack)
+        if service.host.is_ready(model) or not streams:
+            whole = await _while_connected(request, one.whole())
+            if whole is not None:
+                return JSONResponse(whole)
         one.stack = stack.pop_all()
     return StreamedAnswer(one)
 
@@ -76,38 +101,30 @@ class _OneAnswer:
     reply: Reply | None = None
     """The request that is being answered, once its turn has come."""
 
-    @property
-    def silence_s(self) -> float | None:
-        """Seconds after which `waiting` is sent; None: never, as nothing may stand between lines of
-        JSON."""
-        return SILENCE_S if self.door.told is event else None
-
-    def waiting(self) -> str:
-        """Text for a stream in silence: the protocol's own event once the turn has come, which
-        some clients count as no comment is, or a comment."""
-        if self.served is None:
-            return f": {self.service.host.told_progress(self.model)}\n\n"
-        told = self.reply.waiting() if self.reply else ()
-        return "".join(map(self.door.told, told)) or COMMENT
-
-    async def seat(self) -> None:
-        """Wait until the model is in memory."""
-        using = self.service.host.using(self.model)
-        self.served = await self.stack.enter_async_context(using)
+    async def whole(self) -> Answer | None:
+        """The whole answer; None if it is to be streamed. Raises Refusal before it waits for its
+        turn if the request is invalid."""
+        self.prepared = await self.prepare()
+        if self.prepared.reply.streams:
+            return None
+        completion = await self.begin()
+        return await in_thread(completion.whole, completion.cancel)
 
     async def prepare(self) -> Completion:
-        """The validated request, not started; one at a time, to limit memory."""
-        assert self.served is not None
-        completions, queue = self.served.completions, self.service.queue
-        stored = [self.service.stored] if self.door.stores else []
+        """The validated request, not started, once the model is in memory; one at a time, to limit
+        memory."""
+        queue, request = self.service.queue, self.request
+        using = self.service.host.using(self.model)
+        served: Any = self.served or await self.stack.enter_async_context(using)
+        self.served = served
 
         def prepare() -> Completion | Refusal:
             try:
-                with leaving_out(self.request.state.ignored):
-                    reply = self.door.dialect(completions, *stored, decoded(self.body))
-                return reply.begin(self.request.state.client)
+                with leaving_out(request.state.ignored):
+                    reply = self.door.dialect(served.completions, decoded(self.body))
+                return reply.begin(request.state.client)
             except Exception as error:  # noqa: BLE001 - its traceback would keep the request alive
-                return refusal_for(error, self.request.scope)
+                return refusal_for(error, request.scope)
             finally:
                 heap.trim_heap()
 
@@ -125,33 +142,30 @@ class _OneAnswer:
 
         A request that has to wait keeps only its body in memory.
         """
-        assert self.served is not None
-        turns, max_s, stack = self.served.turns, self.service.max_s, self.stack
         completion = self.prepared or await self.prepare()
         self.prepared = None
-        turn = turns.turn(completion.pool_bytes)
-        if turns.is_busy(completion.pool_bytes):
+        assert self.served is not None
+        turns, n_bytes, max_s = self.served.turns, completion.pool_bytes, self.service.max_s
+        if waits := turns.is_busy(n_bytes):
             completion.close()
             del completion
-            await stack.enter_async_context(turn)
+        await self.stack.enter_async_context(turns.turn(n_bytes))
+        if waits:
             completion = await self.prepare()
-        else:
-            await stack.enter_async_context(turn)
-        stack.callback(heap.trim_heap)  # a grammar may have taken megabytes
-        stack.callback(completion.close)
+        self.stack.callback(heap.trim_heap)  # a grammar may have taken megabytes
+        self.stack.callback(completion.close)
         self.request.state.usage = completion.usage
         self.reply = completion.reply
         if max_s is not None:
             loop = asyncio.get_running_loop()
-            stack.callback(loop.call_later(max_s, completion.expire).cancel)
+            self.stack.callback(loop.call_later(max_s, completion.expire).cancel)
         return completion
 
-    async def write(self, put: Put) -> None:
-        """Put the parts of a stream, once the model is in memory and the turn has come."""
+    async def write(self, put: Callable[[str | None], None]) -> None:
+        """Put the parts of a stream and then None, once the model is in memory and the turn has
+        come."""
         door, scope = self.door, self.request.scope
         try:
-            if self.served is None:
-                await self.seat()
             completion = await self.begin()
             async with aclosing(in_loop(completion.steps(), completion.cancel)) as steps:
                 async for step in steps:
@@ -170,12 +184,21 @@ class _OneAnswer:
             put(door.end)
             put(None)
 
+    def waiting(self) -> str:
+        """Text for a stream in silence: the protocol's own event once the turn has come, which
+        some clients count as no comment is, or a comment."""
+        if self.served is None:
+            return f": {self.service.host.told_progress(self.model)}\n\n"
+        told = self.reply.waiting() if self.reply else ()
+        return "".join(map(self.door.told, told)) or COMMENT
+
 
 class StreamedAnswer(StreamingResponse):
     """A response that is written part by part, whose headers are sent at once."""
 
     def __init__(self, answer: _OneAnswer) -> None:
-        kind = "application/x-ndjson" if answer.silence_s is None else "text/event-stream"
+        self._has_events = answer.door.told is event
+        kind = "text/event-stream" if self._has_events else "application/x-ndjson"
         super().__init__(self._sent(), media_type=kind, headers=HEADERS)
         self._answer = answer
         self._parts: asyncio.Queue[str | None] = asyncio.Queue()
@@ -191,8 +214,8 @@ class StreamedAnswer(StreamingResponse):
 
     async def _sent(self) -> AsyncIterator[str]:
         while True:
-            try:
-                async with asyncio.timeout(self._answer.silence_s):
+            try:  # nothing may stand between lines of JSON
+                async with asyncio.timeout(SILENCE_S if self._has_events else None):
                     part = await self._parts.get()
             except TimeoutError:
                 part = self._answer.waiting()
@@ -202,26 +225,22 @@ class StreamedAnswer(StreamingResponse):
                 yield part
 
 
-@asynccontextmanager
-async def _while_connected(request: Request) -> AsyncIterator[None]:
-    """Cancel the block when the client disconnects, and raise ClientDisconnect."""
+async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client disconnects. Raises
+    ClientDisconnect."""
 
-    async def watch(block: asyncio.Timeout) -> None:
+    async def left() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        block.reschedule(0)
 
-    block = asyncio.timeout(None)
+    working = asyncio.ensure_future(work)
+    tasks = {working, asyncio.ensure_future(left())}
     try:
-        async with block:
-            task = asyncio.create_task(watch(block))
-            try:
-                yield
-            finally:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
-    except TimeoutError:
-        if not block.expired():
-            raise
-        raise ClientDisconnect from None
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    if working.cancelled():
+        raise ClientDisconnect
+    return working.result()

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import partial
 from typing import Any
 
-from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -22,25 +20,27 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from edgespec import extras
-from edgespec.completions import llama_fields
 from edgespec.completions.embeddings import EmbeddingRequest, Embeddings
+from edgespec.completions.protocols.message_replies import MessagesReply
 from edgespec.completions.protocols.message_requests import CountRequest
 from edgespec.completions.protocols.model_names import HostedModel
+from edgespec.completions.protocols.openai_replies import ChatReply, TextReply
 from edgespec.completions.protocols.request_parts import leaving_out
-from edgespec.completions.protocols.response_replies import StoredResponses
+from edgespec.completions.protocols.response_replies import ResponsesReply, StoredResponses
 from edgespec.completions.refusals import Refusal, decoded, overloaded
 from edgespec.completions.request_limits import ANSWER_BYTES, STORED_BYTES
-from edgespec.completions.requests import ChatRequest, CompletionRequest
-from edgespec.completions.tokenizing import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
+from edgespec.completions.requests import ChatRequest
+from edgespec.completions.tokenizing import detokenize, tokenize
 from edgespec.memory import heap
 from edgespec.server import llama_routes, ollama_routes
-from edgespec.server.answering import complete
+from edgespec.server.answering import DONE, Door, complete, line
 from edgespec.server.front import refused
-from edgespec.server.guarding import BudgetLimit, BudgetRequest, Guard
-from edgespec.server.hosting import ModelHost
+from edgespec.server.guarding import BudgetLimit, Guard
+from edgespec.server.hosting import ModelHost, ServedText
+from edgespec.server.llama_routes import llama_dialect
+from edgespec.server.ollama_routes import ollama_dialect
 from edgespec.server.page import page
 from edgespec.server.queueing import Queue, RequestBodies, ServerFigures
-from edgespec.server.serving import DOORS, Door, ServedText
 from edgespec.session.asynchronous import in_thread
 from edgespec.session.session import Session
 
@@ -67,32 +67,75 @@ class Service:
     """Held so that the budget told last is the session's."""
 
     def application(self) -> Starlette:
-        """The ASGI application."""
+        """The ASGI application; all routes answer with `/v1` and without."""
+        doors = {
+            "/chat/completions": Door(ChatReply, DONE),
+            "/completions": Door(TextReply, DONE),
+            "/responses": Door(lambda served, body: ResponsesReply(served, self.stored, body)),
+            "/messages": Door(MessagesReply),
+            "/completion": Door(llama_dialect),
+            "/infill": Door(partial(llama_dialect, fills=True)),
+            "/api/chat": Door(partial(ollama_dialect, chats=True), told=line),
+            "/api/generate": Door(partial(ollama_dialect, chats=False), told=line),
+        }
+        computed: dict[str, _Compute] = {
+            "/messages/count_tokens": lambda served, body: _count(
+                served, CountRequest.parse(body).chat_request()
+            ),
+            "/chat/completions/input_tokens": lambda served, body: _count(
+                served, ChatRequest.parse(body)
+            ),
+            "/apply-template": lambda served, body: {
+                "prompt": served.completions.rendered(ChatRequest.parse(body))
+            },
+            "/tokenize": lambda served, body: tokenize(served.model.tokenizer, body),
+            "/detokenize": lambda served, body: detokenize(served.model.tokenizer, body),
+        }
+        posts: dict[str, _Handler] = {
+            **{path: partial(complete, self, door) for path, door in doors.items()},
+            **{path: partial(self.computed, compute) for path, compute in computed.items()},
+            "/embeddings": self.embeddings,
+            "/rerank": self.rerank,
+            "/api/show": self.show,
+            "/budget": self.set_budget,
+        }
+        gets: dict[str, _Handler] = {
+            "/props": self.props,
+            "/slots": self.slots,
+            "/api/tags": self.tags,
+            "/api/version": self.version,
+            "/models": self.models,
+            "/models/{name:path}": self.model,
+            "/budget": self.budget,
+            "/metrics": self.metrics,
+        }
+        public = {"/health": self.health, "/": page, "/page/{name}": page}
+        table = (
+            *(("POST", path, self._guarded(handler)) for path, handler in posts.items()),
+            *(("GET", path, self._guarded(handler)) for path, handler in gets.items()),
+            *(("GET", path, handler) for path, handler in public.items()),
+        )
         application = Starlette(
             routes=[
-                Route(version + entry.path, self._guarded(entry), methods=[entry.method])
+                Route(version + path, handler, methods=[method])
                 for version in ("", "/v1")
-                for entry in TABLE
+                for method, path, handler in table
             ],
             exception_handlers={HTTPException: _refused, Exception: _refused},
         )
         application.router.redirect_slashes = False  # `Front` has removed the slash
         return application
 
-    def _guarded(self, entry: TableRow) -> Callable[[Request], Awaitable[Response]]:
+    def _guarded(self, handler: _Handler) -> _Handler:
         async def guarded(request: Request) -> Response:
-            if entry.needs_key:
-                request.state.client = self.guard.check_key(request.headers)
-            return await entry.answer(self, request)
+            request.state.client = self.guard.check_key(request.headers)
+            return await handler(request)
 
         return guarded
 
     async def rerank(self, request: Request) -> Response:
         message = "this server does not rank texts: compare vectors of /v1/embeddings"
         raise Refusal(400, message, code="unsupported_route")
-
-    async def openapi(self, request: Request) -> Response:
-        return JSONResponse(document())
 
     async def health(self, request: Request) -> Response:
         if self.figures.loss is not None:
@@ -133,7 +176,14 @@ class Service:
         return JSONResponse(self._described(self.host.named(name)))
 
     def _described(self, model: HostedModel) -> dict[str, Any]:
-        served = self.host.served(model)
+        loaded: dict[str, Any] = {}
+        if (served := self.host.served(model)) is not None:
+            loaded["context_length"] = served.model.target.n_ctx
+            if isinstance(served, ServedText):
+                loaded["sampling"] = served.completions.sampling
+                loaded["chat"] = served.completions.chat_refusal is None
+            else:
+                loaded["dimensions"] = served.model.n_values
         return {
             "id": model.name,
             "object": "model",
@@ -146,7 +196,7 @@ class Service:
             "size_bytes": model.size_bytes,
             "smallest_budget_bytes": model.smallest_bytes,
             "status": self.host.state(model),
-            **(served.details if served is not None else {}),
+            **loaded,
         }
 
     async def props(self, request: Request) -> Response:
@@ -195,37 +245,33 @@ class Service:
             name, streams = await in_thread(read)
         return self.host.named(name, embeds), streams
 
-    @asynccontextmanager
-    async def _asked(self, request: Request, embeds: bool) -> AsyncIterator[tuple[bytearray, Any]]:
-        """The body of a request, and the loaded model that it names."""
-        async with self.bodies.of(request) as body:
-            model, _ = await self.wanted(body, embeds)
-            async with self.host.using(model) as served:
-                yield body, served
-
     async def computed(self, compute: _Compute, request: Request) -> Response:
         """The answer that `compute` gives with the model that a request names, and its body."""
-        async with self._asked(request, embeds=False) as (body, served), self.queue.preparing:
+        async with self.bodies.of(request) as body:
+            model, _ = await self.wanted(body)
 
             def computed() -> dict[str, Any]:
                 with leaving_out(request.state.ignored):
                     return compute(served, decoded(body))
 
-            return JSONResponse(await in_thread(computed))
+            async with self.host.using(model) as served, self.queue.preparing:
+                return JSONResponse(await in_thread(computed))
 
     async def embeddings(self, request: Request) -> Response:
         with self.queue.place():
-            async with self._asked(request, embeds=True) as (body, served), self.embedding:
+            async with self.bodies.of(request) as body:
+                model, _ = await self.wanted(body, embeds=True)
 
                 def compute() -> Iterator[str]:
                     with leaving_out(request.state.ignored):
                         asked = EmbeddingRequest.parse(decoded(body))
-                    answer = Embeddings(served.model, served.name, asked, ANSWER_BYTES)
+                    answer = Embeddings(served.model, model.name, asked, ANSWER_BYTES)
                     answer.compute()
                     heap.trim_heap()
                     return answer.pieces()
 
-                pieces = await in_thread(compute, served.model.cancel)
+                async with self.host.using(model) as served, self.embedding:
+                    pieces = await in_thread(compute, served.model.cancel)
                 return StreamingResponse(pieces, media_type="application/json")
 
     async def budget(self, request: Request) -> Response:
@@ -261,119 +307,12 @@ class Service:
 
 _Compute = Callable[[ServedText, Any], dict[str, Any]]
 """An answer without a text, given the model that a request names and its body."""
-_Handler = Callable[[Service, Request], Awaitable[Response]]
+_Handler = Callable[[Request], Awaitable[Response]]
+
+
+def _count(served: ServedText, request: ChatRequest) -> dict[str, Any]:
+    return {"input_tokens": served.completions.count_tokens(request)}
 
 
 async def _refused(request: Request, error: Exception) -> Response:
     return refused(error, request.scope)
-
-
-@dataclass(frozen=True, slots=True)
-class TableRow:
-    """A row of the table of routes."""
-
-    method: str
-    path: str
-    answer: _Handler
-    summary: str = ""
-    """For OpenAPI's document; empty where another server's documents describe the route."""
-    body: type[Any] | None = None
-    """Model that validates its requests."""
-    needs_key: bool = True
-
-
-def _computed(compute: _Compute) -> _Handler:
-    return lambda service, request: service.computed(compute, request)
-
-
-def _tokens(compute: Callable[[Any, Any], dict[str, Any]]) -> _Handler:
-    return _computed(lambda served, body: compute(served.model.tokenizer, body))
-
-
-def _count(parse: Callable[[Any], ChatRequest]) -> _Handler:
-    return _computed(
-        lambda served, body: {"input_tokens": served.completions.count_tokens(parse(body))}
-    )
-
-
-def _rendered(served: ServedText, body: object) -> dict[str, Any]:
-    return {"prompt": served.completions.rendered(ChatRequest.parse(body))}
-
-
-def _texts(door: Door) -> TableRow:
-    def answer(service: Service, request: Request) -> Awaitable[Response]:
-        return complete(service, door, request)
-
-    return TableRow("POST", door.path, answer, door.summary, door.body)
-
-
-TABLE = (
-    *map(_texts, DOORS),
-    TableRow("POST", "/embeddings", Service.embeddings, "Vectors of texts", EmbeddingRequest),
-    TableRow(
-        "POST",
-        "/messages/count_tokens",
-        _count(lambda body: CountRequest.parse(body).chat_request()),
-        "Count a conversation's tokens",
-        CountRequest,
-    ),
-    TableRow("POST", "/chat/completions/input_tokens", _count(ChatRequest.parse)),
-    TableRow("POST", "/apply-template", _computed(_rendered)),
-    TableRow("POST", "/tokenize", _tokens(tokenize), "Tokens of a text", TokenizeRequest),
-    TableRow("POST", "/detokenize", _tokens(detokenize), "Text of tokens", DetokenizeRequest),
-    TableRow("POST", "/rerank", Service.rerank),
-    TableRow("GET", "/props", Service.props),
-    TableRow("GET", "/slots", Service.slots),
-    TableRow("GET", "/api/tags", Service.tags),
-    TableRow("GET", "/api/version", Service.version),
-    TableRow("POST", "/api/show", Service.show),
-    TableRow("GET", "/models", Service.models, "The models"),
-    TableRow("GET", "/models/{name:path}", Service.model, "A model"),
-    TableRow("GET", "/budget", Service.budget, "The memory budget and what is in memory"),
-    TableRow("POST", "/budget", Service.set_budget, "Change the memory budget", BudgetRequest),
-    TableRow("GET", "/metrics", Service.metrics, "Metrics for Prometheus"),
-    TableRow("GET", "/health", Service.health, "The state of the server", needs_key=False),
-    TableRow("GET", "/openapi.json", Service.openapi, needs_key=False),
-    TableRow("GET", "/", lambda _, request: page(request), needs_key=False),
-    TableRow("GET", "/page/{name}", lambda _, request: page(request), needs_key=False),
-)
-"""The routes, all of which answer with `/v1` and without."""
-
-
-@cache
-def document() -> dict[str, Any]:
-    """The routes in OpenAPI's format, with the fields of requests."""
-    told = [entry for entry in TABLE if entry.summary]
-    references, definitions = models_json_schema(
-        [(entry.body, "validation") for entry in told if entry.body],
-        ref_template="#/components/schemas/{model}",
-    )
-    schemas = definitions["$defs"]
-    for lenient in (ChatRequest, CompletionRequest):
-        schemas[lenient.__name__]["properties"] |= {name: {} for name in llama_fields.KNOWN}
-    paths: dict[str, dict[str, Any]] = {}
-    for entry in told:
-        responses = {
-            "200": {"description": "an answer"},
-            "default": {"description": "a refusal, with its reason in `error.message`"},
-        }
-        operation: dict[str, Any] = {"summary": entry.summary, "responses": responses}
-        if entry.body is not None:
-            content = {"application/json": {"schema": references[entry.body, "validation"]}}
-            operation["requestBody"] = {"required": True, "content": content}
-        if "{name" in entry.path:
-            name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-            operation["parameters"] = [name]
-        path = f"/v1{entry.path.replace(':path', '')}"
-        paths.setdefault(path, {})[entry.method.lower()] = operation
-    keys = {
-        "bearer": {"type": "http", "scheme": "bearer"},
-        "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
-    }
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "edgespec", "version": extras.installed_version()},
-        "paths": paths,
-        "components": {"schemas": schemas, "securitySchemes": keys},
-        "security": [{}, {"bearer": []}, {"key": []}],
-    }

@@ -10,19 +10,44 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from edgespec.completions.protocols.model_names import HostedModel, model_named, not_loaded
+from edgespec.completions.service import Completions
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, EdgespecError
 from edgespec.ports import Progress
+from edgespec.server.queueing import Turns
 from edgespec.session.asynchronous import in_thread
+from edgespec.session.embedder import Embedder
+from edgespec.session.session import Session
 
 _LOOK_S = 0.02
 """Seconds between looks at whether it is the turn of a model that is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model as it was loaded for a server."""
+
+    model: Session | Embedder
+    sampling: Mapping[str, Any] | None = None
+    """Defaults for requests; None: the model's own."""
+    leaves_room: bool = False
+    """True if the plan keeps room for an embedding model beside this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedText:
+    """A loaded model that writes texts; one that embeds is served as it was loaded."""
+
+    model: Session
+    completions: Completions
+    turns: Turns
+    leaves_room: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -46,9 +71,8 @@ class ModelHost:
         together: bool = False,
     ) -> None:
         """`load` is called in a thread with a model, true if it is to be beside another one, and a
-        callback that raises Cancelled once the server ends. It gives what has the session or
-        embedder as `model`, and as `leaves_room` true if an embedding model may be in memory
-        beside it. With `together`, all stay once they are loaded."""
+        callback that raises Cancelled once the server ends. It gives a ServedText or, for a model
+        that embeds, a LoadedModel. With `together`, all stay once they are loaded."""
         self.models = tuple(models)
         self.together = together
         self.n_loads = 0
@@ -59,8 +83,8 @@ class ModelHost:
         """Numbers of requests that wait for models, in the order in which these were asked for."""
         self._work: asyncio.Task[None] | None = None
         """The latest change of models."""
-        self._loading: HostedModel | None = None
-        self._progress = ("", 0.0)
+        self._loading: tuple[HostedModel | None, str, float] = None, "", 0.0
+        """The model that is being loaded, what is done and the share of it that is done."""
         self._is_ending = False
 
     def seat(self, model: HostedModel, served: Any) -> None:
@@ -83,8 +107,7 @@ class ModelHost:
 
     def served(self, model: HostedModel) -> Any:
         """The loaded model; None while it is not in memory."""
-        seat = self._seats.get(model)
-        return seat.served if seat else None
+        return self._seats[model].served if model in self._seats else None
 
     def is_ready(self, model: HostedModel) -> bool:
         """True if a request to `model` need not wait: it is loaded, and has to leave for no other
@@ -94,8 +117,8 @@ class ModelHost:
 
     def state(self, model: HostedModel) -> dict[str, Any]:
         """The state of a model, as llama.cpp's router tells it, with the progress of loading."""
-        if model is self._loading:
-            doing, share = self._progress
+        loading, doing, share = self._loading
+        if model is loading:
             return {"value": "loading", "doing": doing, "progress": round(share, 3)}
         if model in self._seats:
             return {"value": "loaded"}
@@ -104,10 +127,10 @@ class ModelHost:
 
     def told_progress(self, model: HostedModel) -> str:
         """Words about the work until `model` answers, for people."""
-        if self._loading is None:
+        loading, doing, share = self._loading
+        if loading is None:
             return f"{model.name} waits for the requests to the model before it"
-        doing, share = self._progress
-        return f"{self._loading.name}: {doing or 'loading'} {share:.0%}"
+        return f"{loading.name}: {doing} {share:.0%}"
 
     @asynccontextmanager
     async def using(self, model: HostedModel) -> AsyncIterator[Any]:
@@ -178,12 +201,11 @@ class ModelHost:
 
     def _leaving(self, model: HostedModel) -> list[_Seat]:
         """The loaded models that have to leave for `model`."""
-        others = [seat for seat in self._seats.values() if seat.model is not model]
         if self.together:
             return []
-        if self._comes_beside(model):
-            return [seat for seat in others if seat.is_beside]
-        return others
+        stays = self._comes_beside(model)
+        others = [seat for seat in self._seats.values() if seat.model is not model]
+        return [seat for seat in others if seat.is_beside or not stays]
 
     def _comes_beside(self, model: HostedModel) -> bool:
         alone = [seat for seat in self._seats.values() if not seat.is_beside]
@@ -192,11 +214,28 @@ class ModelHost:
     async def _switch(self, model: HostedModel) -> None:
         """Unload the models that have to leave and load `model`; it has its error if it fails."""
         is_beside = not self.together and self._comes_beside(model)
-        self._loading, self._progress = model, ("unloading", 0.0)
         # here, so that no request is seated there any more
         closes = self._taken_out(self._leaving(model))
+
+        def report(doing: str, share: float) -> None:
+            self._loading = model, doing, share
+            if self._is_ending:
+                raise Cancelled("the server is shutting down")
+
+        def replaced() -> Any:
+            close_all(*closes)
+            closes.clear()  # they hold vocabularies of megabytes
+            gc.collect()  # sessions refer to themselves
+            report("opening", 0.0)
+            served = self._load(model, is_beside or bool(self._seats), report)
+            if self._is_ending:
+                served.model.close()
+            report("ready", 1.0)
+            return served
+
+        self._loading = model, "unloading", 0.0
         try:
-            served = await in_thread(lambda: self._replaced(model, closes, is_beside), self.stop)
+            served = await in_thread(replaced, self.stop)
         except Exception as error:  # noqa: BLE001 - those who wait for the model are told
             # its traceback would keep the model in memory
             known = isinstance(error, EdgespecError | OSError)
@@ -206,27 +245,7 @@ class ModelHost:
             self.n_loads += 1
             self._seats[model] = _Seat(model, served, is_beside)
         finally:
-            self._loading = None
-
-    def _replaced(
-        self, model: HostedModel, closes: list[Callable[[], None]], is_beside: bool
-    ) -> Any:
-        """The loaded model, after those before it have been closed; runs in a thread."""
-        close_all(*closes)
-        closes.clear()  # they hold vocabularies of megabytes
-        gc.collect()  # sessions refer to themselves
-
-        def report(doing: str, share: float) -> None:
-            self._progress = doing, share
-            if self._is_ending:
-                raise Cancelled("the server is shutting down")
-
-        report("opening", 0.0)
-        served = self._load(model, is_beside or bool(self._seats), report)
-        if self._is_ending:
-            served.model.close()
-        report("ready", 1.0)
-        return served
+            self._loading = None, "", 0.0
 
     def _taken_out(self, seats: Sequence[_Seat]) -> list[Callable[[], None]]:
         """Functions that close models, which are no longer loaded."""

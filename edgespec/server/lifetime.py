@@ -31,10 +31,9 @@ from edgespec.server.application import Service
 from edgespec.server.connections import ClientLimits, HttpServer
 from edgespec.server.front import Front, Log, refused
 from edgespec.server.guarding import BudgetLimit, Guard
-from edgespec.server.hosting import ModelHost
+from edgespec.server.hosting import LoadedModel, ModelHost, ServedText
 from edgespec.server.page import static_file
 from edgespec.server.queueing import Queue, RequestBodies, ServerFigures, Turns
-from edgespec.server.serving import LoadedModel, ServedText, ServedVectors
 from edgespec.session.embedder import Embedder
 from edgespec.settings.server_settings import ServerSettings
 
@@ -90,10 +89,10 @@ class Server:
         """
         figures, reasoning = self._figures, settings.reasoning_budget
 
-        def served(model: HostedModel, loaded: LoadedModel) -> ServedText | ServedVectors:
+        def served(model: HostedModel, loaded: LoadedModel) -> ServedText | LoadedModel:
             session = loaded.model
             if isinstance(session, Embedder):
-                return ServedVectors(model.name, session)
+                return loaded
             turns = Turns(session.n_parallel)
             sampling = session.chat_sampling if loaded.sampling is None else loaded.sampling
             completions = Completions(
@@ -108,9 +107,9 @@ class Server:
                 reasoning_budget=None if reasoning == -1 else reasoning,
                 check_open=_refuse_cut,
             )
-            return ServedText(model.name, session, completions, turns, loaded.leaves_room)
+            return ServedText(session, completions, turns, loaded.leaves_room)
 
-        def load_served(*which: Any) -> ServedText | ServedVectors:
+        def load_served(*which: Any) -> ServedText | LoadedModel:
             assert load is not None
             return served(which[0], load(*which))
 

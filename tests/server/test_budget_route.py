@@ -13,7 +13,7 @@ from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.errors import ModelError
 from edgespec.memory.budget import MemoryPlan
 from edgespec.server.guarding import Guard
-from edgespec.server.serving import LoadedModel
+from edgespec.server.hosting import LoadedModel
 from edgespec.session.session import Session
 from server_running import pair, server_over
 

@@ -7,8 +7,8 @@ import pytest
 
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.server.guarding import Guard
+from edgespec.server.hosting import LoadedModel
 from edgespec.server.lifetime import Server
-from edgespec.server.serving import LoadedModel
 from edgespec.settings.server_settings import ServerSettings
 from server_running import at_address
 

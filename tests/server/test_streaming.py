@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgespec.server.answering import COMMENT, StreamedAnswer
-from edgespec.server.serving import event
+from edgespec.server import answering
+from edgespec.server.answering import COMMENT, Door, StreamedAnswer, event
 
 
-def streamed(*parts: str | None, pause_s: float = 0, **options) -> StreamedAnswer:
+def streamed(*parts: str | None, pause_s: float = 0, waiting: str = COMMENT) -> StreamedAnswer:
     """A stream of parts, which ends with None, and otherwise has no end."""
 
     async def write(put) -> None:
@@ -25,8 +25,9 @@ def streamed(*parts: str | None, pause_s: float = 0, **options) -> StreamedAnswe
 
     stack = contextlib.AsyncExitStack()
     stack.callback(lambda: ended.append("stack"))
-    silence = {"silence_s": 5, "waiting": lambda: COMMENT}
-    return StreamedAnswer(SimpleNamespace(write=write, stack=stack, **silence | options))
+    door = Door(lambda *_: None)
+    one = SimpleNamespace(write=write, stack=stack, door=door, waiting=lambda: waiting)
+    return StreamedAnswer(one)
 
 
 ended: list[object] = []
@@ -56,14 +57,11 @@ def test_events_pass_in_their_order():
     assert sent(streamed("a", "b", None)) == ["a", "b"]
 
 
-def test_silence_is_filled_with_comments():
-    got = sent(streamed("a", None, pause_s=0.1, silence_s=0.03))
-    assert got[0] == COMMENT and got.count("a") == 1
-
-
-def test_silence_is_filled_with_what_a_protocol_has_for_it():
-    got = sent(streamed("a", None, pause_s=0.1, silence_s=0.03, waiting=lambda: "goes on"))
-    assert got[0] == "goes on" and got.count("a") == 1
+@pytest.mark.parametrize("waiting", [COMMENT, "what a protocol has for it"])
+def test_silence_is_filled(waiting, monkeypatch):
+    monkeypatch.setattr(answering, "SILENCE_S", 0.03)
+    got = sent(streamed("a", None, pause_s=0.1, waiting=waiting))
+    assert got[0] == waiting and got.count("a") == 1
 
 
 def test_a_comment_is_one_that_clients_ignore():

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from edgespec.ports import Progress
     from edgespec.server.front import AnsweredRequest
     from edgespec.server.guarding import Guard
-    from edgespec.server.serving import LoadedModel
+    from edgespec.server.hosting import LoadedModel
 
 
 KEY_VARIABLE = "EDGESPEC_API_KEY"
@@ -147,7 +147,7 @@ def _one(
 ) -> _Opened:
     """A single model."""
     from edgespec.completions.protocols.model_names import HostedModel
-    from edgespec.server.serving import LoadedModel
+    from edgespec.server.hosting import LoadedModel
 
     name = alias or _name(args)
     folder = str(cache_folder.prompts())
@@ -196,7 +196,7 @@ def loader(
 ) -> Callable[[HostedModel, bool, Progress], LoadedModel]:
     """A function that loads a model of a list for a server; `tell` is called with warnings of
     sessions."""
-    from edgespec.server.serving import LoadedModel
+    from edgespec.server.hosting import LoadedModel
     from edgespec.session.session import Session
 
     of_name = {one.name: one for one in models.models}
