@@ -14,8 +14,6 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.ports.baselines import Baseline
 from edgespec.settings.base import nearest
-from edgespec.settings.config import FallbackName as Fallback
-from edgespec.settings.config import PacerName as Pacer
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ class Mode:
         return not (self.resident or self.drafts or looks_up)
 
 
-def _rules(pacer: Pacer, fallback: Fallback, n_candidates: int = 8) -> EngineSettings:
+def _rules(pacer: str, fallback: str, n_candidates: int = 8) -> EngineSettings:
     """Settings with fixed rules: the engine neither skips guessing nor drafts during passes."""
     return EngineSettings(
         pacer=pacer,
@@ -93,12 +91,12 @@ ENGINE_MODES = (
     Mode(
         "linear",
         "one branch of a fixed length",
-        engine=_rules(Pacer.BEST_FIRST, Fallback.FIXED, n_candidates=1),
+        engine=_rules("best-first", "fixed", n_candidates=1),
     ),
     Mode(
         "tree-adaptive",
         "LLMCad's tree and threshold",
-        engine=_rules(Pacer.LLMCAD, Fallback.LLMCAD),
+        engine=_rules("llmcad", "llmcad"),
     ),
     Mode(
         "lookup",

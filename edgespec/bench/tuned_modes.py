@@ -63,7 +63,6 @@ def _changes(
     yield {"no_draft": True, "lookup": True} if drafts else {"lookup": True}
     if half := (load.threads or process.usable_cores()) // 2:
         yield {"threads": half}
-        yield from ({"threads_draft": half} for _ in drafts[:1])
 
 
 def _on_gpu(load: LoadSettings, draft: BenchDraft) -> list[dict[str, Any]]:

@@ -29,7 +29,6 @@ from edgespec.models.embedded import embedded_pair, find_config, shipped_prompts
 from edgespec.settings import arguments
 from edgespec.settings.base import Settings, expanded, in_flags, key_of
 from edgespec.settings.config import (
-    ABOUT_THE_DRAFT,
     DRAFTING,
     GenerateSettings,
     LoadSettings,
@@ -264,7 +263,7 @@ def _settle_draft(
             said = f"{setting.no_draft} contradicts {setting.draft}: leave one of them out"
             raise UsageError(names.spelled(said))
     if flags.get("no_draft"):
-        _drop({"draft", *_about_drafts()} & config.keys(), config, notes)
+        _drop({"draft", *option_names("draft")} & config.keys(), config, notes)
     if "draft" in flags:
         config.pop("no_draft", None)
 
@@ -301,7 +300,7 @@ def _add_own_draft(settings: dict[str, Any], notes: list[str], find_head: FindHe
         return
     settings["draft"] = draft
     # who gives settings of the draft asks for it
-    about_drafts = DRAFTING | _about_drafts()
+    about_drafts = DRAFTING | option_names("draft").keys()
     settings["optional_draft"] = not settings.keys() & about_drafts
     if draft == model:
         notes.append(
@@ -365,8 +364,3 @@ def _validated(settings: dict[str, Any], of: type[S], names: Spelling) -> S:
         return of.model_validate(known)
     except UsageError as error:
         raise UsageError(names.spelled(error.message)) from error
-
-
-def _about_drafts() -> set[str]:
-    """Settings that only a draft model has, those of runtimes included."""
-    return {*ABOUT_THE_DRAFT, *option_names("draft")}

@@ -81,4 +81,4 @@ class EngineSettings(Speculation, ContextEnd):
     def n_keep(self) -> int | None:
         """Number of first tokens that remain of a full context, -1 for the prompt; None ends the
         text there."""
-        return self.keep if self.context_shift else None
+        return 0 if self.context_shift else None

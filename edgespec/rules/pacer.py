@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.pool import Pool
-from edgespec.settings.config import PacerName
 
 Nodes = NDArray[np.int64]
 """Indices of nodes in a pool."""
@@ -165,6 +164,6 @@ def furthest_behind(
 
 
 PACERS: dict[str, Pacer] = {
-    PacerName.BEST_FIRST: Pacer(likely_children, best_open),
-    PacerName.LLMCAD: Pacer(llmcad_children, furthest_behind),
+    "best-first": Pacer(likely_children, best_open),
+    "llmcad": Pacer(llmcad_children, furthest_behind),
 }

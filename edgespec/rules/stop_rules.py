@@ -14,7 +14,6 @@ from typing import ClassVar, Self
 import numpy as np
 
 from edgespec.pool import Pool, common_length
-from edgespec.settings.config import FallbackName
 
 Nodes = Sequence[int]
 
@@ -22,7 +21,7 @@ Nodes = Sequence[int]
 class StopRule:
     """Verify when the tree has its maximal size: the yield of such trees depends on no time."""
 
-    name: ClassVar[str] = FallbackName.FULL
+    name: ClassVar[str] = "full"
 
     def fires(self, pool: Pool, nodes: Nodes, ends: Nodes, free: Collection[str] = ()) -> bool:
         """True if the target should verify now instead of a draft step after `ends`, at least one.
@@ -50,7 +49,7 @@ class AdaptiveThreshold(StopRule):
     or nothing would be drafted and alpha never change again.
     """
 
-    name: ClassVar[str] = FallbackName.LLMCAD
+    name: ClassVar[str] = "llmcad"
     lowest: ClassVar[float] = 1e-4
     highest: ClassVar[float] = 0.9
 
@@ -77,7 +76,7 @@ class FixedLength(StopRule):
     """Verify when a branch has `length` tokens of the draft model, including those drafted during
     the last pass. Guesses without a model cost nothing and do not count."""
 
-    name: ClassVar[str] = FallbackName.FIXED
+    name: ClassVar[str] = "fixed"
 
     length: int = 8
 
@@ -98,7 +97,7 @@ class EntropyWindow(StopRule):
     mean entropy of rejected guesses so far. The paper's hierarchy of three models is not included.
     """
 
-    name: ClassVar[str] = FallbackName.HSDDW
+    name: ClassVar[str] = "hsddw"
     longest_mean: ClassVar[float] = 50.0
 
     threshold: float = 1.0

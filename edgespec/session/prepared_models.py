@@ -24,7 +24,7 @@ from edgespec.memory.needs import ModelNeeds, tree_sizes
 from edgespec.registry import ModelRequest, PreparedModel, Runtime
 from edgespec.session import strategy
 from edgespec.session.strategy import Speed
-from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, LoadSettings
+from edgespec.settings.config import DRAFT_CTX_SIZE, LoadSettings
 from edgespec.settings.options import Role, refuse_unused
 from edgespec.tracing.spans import Trace, Track
 
@@ -166,8 +166,6 @@ class PreparedModels(Closeable):
     def _prepare_draft(self, path: Path, runtime: Runtime, request: ModelRequest) -> None:
         """Prepare the draft beside the target, which has this `request`."""
         settings, target = self.settings, self.target
-        # the draft's trained context, but no more than the target's or the draft's window
-        window = settings.ctx_size_draft or DEFAULT_DRAFT_CTX_SIZE
         request = replace(
             request,
             stores_prefixes=False,
@@ -175,12 +173,11 @@ class PreparedModels(Closeable):
             owner="draft",
             target=settings.model,
             ctx_size=0,
-            max_ctx=min(target.info.n_ctx, window),
+            max_ctx=min(target.info.n_ctx, DRAFT_CTX_SIZE),
             target_ctx=target.info.n_ctx,
             max_nodes=min(request.max_nodes, DRAFT_NODES),
             fewer_nodes=(),
             options=settings.options.get(runtime.name),
-            n_threads=settings.threads_draft or request.n_threads,
         )
         draft = runtime.prepare(request)
         self.prepared.append(draft)

@@ -16,7 +16,7 @@ from edgespec import theory
 from edgespec.engine.prices import Point, Prices
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.paging.disk_speed import USUAL_BYTES_PER_S
-from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, USUAL_DRAFT_MAX
+from edgespec.settings.config import DRAFT_CTX_SIZE, USUAL_DRAFT_MAX
 from edgespec.values import NestedSizes
 
 USUAL_THREADS, MOST_THREADS = 2, 8
@@ -142,7 +142,7 @@ def buffer_bytes(plan: MemoryPlan) -> int:
     """Estimated memory of a draft besides its weights, beside the target of `plan`."""
     target = {row.what: row.nbytes for row in plan.rows if row.owner == "target"}
     kv_bytes = sum(nbytes for what, nbytes in target.items() if what.startswith("KV cache"))
-    kv_bytes = kv_bytes * min(plan.ctx_size, DEFAULT_DRAFT_CTX_SIZE) // max(1, plan.ctx_size)
+    kv_bytes = kv_bytes * min(plan.ctx_size, DRAFT_CTX_SIZE) // max(1, plan.ctx_size)
     logits_bytes = sum(nbytes for what, nbytes in target.items() if what.startswith("logits"))
     logits_bytes = N_DRAFT_NODES * logits_bytes // plan.max_nodes
     graph_bytes = target.get("compute graphs", 0)

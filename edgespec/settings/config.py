@@ -6,7 +6,6 @@ Knows names and ranges; opens no model and measures no memory.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict, Unpack
@@ -39,11 +38,10 @@ from edgespec.settings.units import auto_bounds
 DEFAULT_CTX_SIZE = 4096
 """Context of `ctx_size = 0` where there is no memory for more, and what each of several texts has
 at least where there is: a model's training context can cost gigabytes of KV."""
-ABOUT_THE_DRAFT = frozenset({"threads_draft", "ctx_size_draft"})
-"""Settings of `LoadSettings` that need a draft."""
 DEFAULT_PROMPT_CACHE_BYTES = 2 << 30
-DEFAULT_DRAFT_CTX_SIZE = 1024
-"""Most that `ctx_size_draft = 0` asks for: a longer memory hardly helps guesses."""
+DRAFT_CTX_SIZE = 1024
+"""Tokens that a draft remembers at most, the first and the latest ones of longer texts: more hardly
+help guesses."""
 INT32_MAX = (1 << 31) - 1
 """Largest count: the libraries count in 32 bits."""
 USUAL_DRAFT_MAX = 48
@@ -64,11 +62,9 @@ class LoadFields(TypedDict, total=False):
     memory_budget: int | str
     adjustable_budget: bool
     ctx_size: int
-    ctx_size_draft: int
     batch_size: int | None
     n_parallel: int | Literal["auto"]
     threads: int | None
-    threads_draft: int | None
     options: Mapping[str, RuntimeOptions]
     read_limit: int | str | None
     gpu_memory_budget: int | str | None
@@ -104,9 +100,6 @@ class LoadSettings(Settings):
     """Tokens of context of a text; 0 is what the model was trained on, as far as the budget has
     room and short texts are about as fast as with 4096, the least. Several texts share one
     context, or more where the budget has room."""
-    ctx_size_draft: Count = 0
-    """Tokens that the draft remembers: of longer texts it keeps the first and the latest ones; 0 is
-    up to 1024."""
     batch_size: Annotated[AtLeastOne | None, Flag(metavar="N", short="-b")] = None
     """Prompt tokens per pass, 64 at least, 128 with several texts at once. Default:
     planned."""
@@ -121,9 +114,7 @@ class LoadSettings(Settings):
     """With `n_parallel` auto: only as many texts as leave one that is alone about as fast as with
     1."""
     threads: Annotated[Threads | None, Flag(metavar="N", short="-t")] = None
-    """Threads of the target. Default: one for each physical core that the process may use."""
-    threads_draft: Threads | None = None
-    """Threads of the draft. Default: as many as the target's."""
+    """Threads that compute. Default: one for each physical core that the process may use."""
     options: Mapping[str, Annotated[RuntimeOptions, SkipValidation]] = Field(default_factory=dict)
     """Options of runtimes, by the runtime's name. Each can be given by its own name, too, as
     on the command line: `cache_type_k="q8_0"`."""
@@ -154,11 +145,6 @@ class LoadSettings(Settings):
     def _applies(self) -> Self:
         for options in self.options.values():
             options.check(self)
-        for name in sorted(ABOUT_THE_DRAFT):
-            if self.draft is None and getattr(self, name):
-                raise UsageError(
-                    f"{getattr(setting, name)} needs a draft: name one with {setting.draft}"
-                )
         if "prompt_cache_size" in self.model_fields_set and self.prompt_cache is None:
             folder = f"{setting.prompt_cache}, the folder that it limits"
             raise UsageError(f"{setting.prompt_cache_size} needs {folder}")
@@ -210,7 +196,7 @@ class LoadSettings(Settings):
 
     def without_draft(self) -> LoadSettings:
         """The same settings without a draft, and without those that need one."""
-        dropped = {"draft", "optional_draft", *ABOUT_THE_DRAFT, *option_names("draft")}
+        dropped = {"draft", "optional_draft", *option_names("draft")}
         given = {name: value for name, value in self.as_given().items() if name not in dropped}
         return LoadSettings.model_validate(given)
 
@@ -276,31 +262,14 @@ class SamplingParams(Sampling):
         )
 
 
-class PacerName(StrEnum):
-    """Rules that decide which branch of the token tree grows next, in `rules.pacer`."""
-
-    BEST_FIRST = "best-first"
-    LLMCAD = "llmcad"
-
-
-class FallbackName(StrEnum):
-    """Stop rules, which decide when the target verifies: `rules.stop_rules` has them, and the
-    round planner, which weighs measured times, is `marginal`."""
-
-    MARGINAL = "marginal"
-    LLMCAD = "llmcad"
-    FIXED = "fixed"
-    FULL = "full"
-    HSDDW = "hsddw"
-
-
 class Speculation(Settings):
     """Rules and limits of guessing. The engine's settings and those of a text both inherit them."""
 
-    pacer: PacerName = PacerName.BEST_FIRST
-    """Rule that chooses the branch of the token tree that grows next."""
-    fallback: FallbackName = FallbackName.MARGINAL
-    """Stop rule, which says when there are enough guesses and the target verifies them."""
+    pacer: Literal["best-first", "llmcad"] = "best-first"
+    """Rule of `rules.pacer` that chooses the branch of the token tree that grows next."""
+    fallback: Literal["marginal", "llmcad", "fixed", "full", "hsddw"] = "marginal"
+    """Stop rule of `rules.stop_rules`, which says when there are enough guesses and the target
+    verifies them; `marginal` weighs measured times."""
     draft_max: Annotated[int, Flag(metavar="N"), Field(ge=1, le=MAX_DRAFTED)] = USUAL_DRAFT_MAX
     """Most guesses that one pass verifies; 0 on the command line: no draft. Default: planned, since
     their buffers take memory from the weights; 48 where nothing is paged."""
@@ -315,18 +284,8 @@ class ContextEnd(Settings):
     """Settings of a text that reaches the end of the context."""
 
     context_shift: Annotated[bool, Flag()] = False
-    """Go on when the context is full: forget half of the text behind its first tokens, and read
-    what is left again. Otherwise the text ends there."""
-    keep: Annotated[int, Field(ge=-1, le=INT32_MAX)] = 0
-    """First tokens that a shift of the context keeps, if that is more than 4; -1 keeps the prompt.
-    Default: 4."""
-
-    @model_validator(mode="after")
-    def _shifts(self) -> Self:
-        if self.keep and not self.context_shift:
-            without = f"has no effect without {setting.context_shift}"
-            raise UsageError(f"{setting.keep} {without}: leave it out")
-        return self
+    """Go on when the context is full: forget half of the text behind its first four tokens, and
+    read what is left again. Otherwise the text ends there."""
 
 
 class GenerateSettings(Sampling, Speculation, ContextEnd):

@@ -46,7 +46,7 @@ def test_each_variant_is_one_change_of_the_defaults() -> None:
     assert [*found(A, B)] == [
         *("defaults", "model-draft=b.gguf", "no-overlap=true", "no-draft=true", "draft-max=8"),
         *("draft-max=24", "draft-max=48", "lookup=false", "no-draft=true, lookup=true"),
-        *("threads=2", "threads-draft=2"),
+        "threads=2",
     ]
 
 
@@ -55,7 +55,7 @@ def test_the_engine_and_the_loading_have_what_the_name_says() -> None:
     engines = {name: one.mode.engine for name, one in all_of.items()}
     assert engines["draft-max=48"].pins_draft_max and not engines["defaults"].pins_draft_max
     assert engines["no-draft=true"].lookup is False and all_of["no-draft=true"].mode.draft is None
-    assert all_of["threads-draft=2"].mode.changed == {"threads_draft": 2}
+    assert all_of["threads=2"].mode.changed == {"threads": 2}
     assert all_of["model-draft=b.gguf"].mode.draft == B
     assert not any(engine.remember for engine in engines.values())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -17,10 +17,8 @@ from edgespec.settings.base import in_flags, key_of
 from edgespec.settings.config import (
     USUAL_DRAFT_MAX,
     ContextEnd,
-    FallbackName,
     GenerateSettings,
     LoadSettings,
-    PacerName,
     Speculation,
 )
 from edgespec.settings.toml_file import read_config
@@ -126,8 +124,9 @@ def test_generate_settings_refuse(settings: dict[str, Any], message: str):
 
 
 def test_every_rule_of_the_engine_can_be_named():
-    assert set(PacerName) == set(PACERS)
-    assert set(FallbackName) == {FallbackName.MARGINAL, *STOP_RULES}
+    fields = Speculation.model_fields
+    assert {*get_args(fields["pacer"].annotation)} == {*PACERS}
+    assert {*get_args(fields["fallback"].annotation)} == {"marginal", *STOP_RULES}
 
 
 def test_defaults_are_those_of_the_sampler():
@@ -143,7 +142,6 @@ GIVEN = {
     "lookup": True,
     "no_overlap": True,
     "context_shift": True,
-    "keep": "7",
 }
 
 
@@ -155,10 +153,10 @@ def test_settings_of_the_engine_are_inherited_and_passed_on_by_no_list_of_names(
 
 @pytest.mark.parametrize("name", GIVEN)
 def test_a_setting_of_the_engine_is_a_key_and_reaches_it(name: str, tmp_path: Path):
-    value, beside = GIVEN[name], {"context_shift": True} if name == "keep" else {}
+    value = GIVEN[name]
     told = "true" if value is True else f'"{value}"'
     assert read_config(write(tmp_path, f"{key_of(name)} = {told}\n")) == {name: value}
-    given = GenerateSettings.model_validate({name: value} | beside)
+    given = GenerateSettings.model_validate({name: value})
     assert getattr(EngineSettings.of(given), name) == getattr(given, name) != DEFAULTS[name]
 
 

@@ -10,7 +10,7 @@ import edgespec
 from edgespec.engine.settings import EngineSettings
 from edgespec.models.embedded import embedded_pair
 from edgespec.session.session import Session
-from edgespec.settings.config import FallbackName, LoadSettings
+from edgespec.settings.config import LoadSettings
 from server_running import TEMPLATE
 
 
@@ -19,7 +19,7 @@ def session() -> Iterator[Session]:
     """A session that always guesses."""
     files = embedded_pair()
     settings = LoadSettings(model=files.target, draft=files.draft)
-    rules = EngineSettings(step_aside=False, fallback=FallbackName.FULL, remember=False)
+    rules = EngineSettings(step_aside=False, fallback="full", remember=False)
     with edgespec.load(settings, rules) as loaded:
         loaded.use_chat_template(TEMPLATE)
         yield loaded

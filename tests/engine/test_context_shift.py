@@ -80,13 +80,6 @@ def test_lines_of_a_recurrent_target_shift_at_the_same_token() -> None:
     assert list(pair.tokens) == by_hand(150)
 
 
-def test_the_prompt_can_be_kept() -> None:
-    model = target()
-    prompt = [*PROMPT, *range(6)]
-    generate(model, prompt=prompt, max_tokens=100, **SMALL, keep=-1)
-    assert model.committed[: len(prompt)] == tuple(prompt)
-
-
 def test_several_texts_shift_as_each_does_alone() -> None:
     models = target(n_texts=2), FakeModel(DRAFT, N_VOCAB, n_ctx=40, n_texts=2)
     with Engine(*models, SETTINGS) as engine:

@@ -16,7 +16,7 @@ from edgespec.ports import LanguageModel, PassPart
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.pacer import PACERS
 from edgespec.rules.sampling import SamplingParams
-from edgespec.settings.config import FallbackName
+from edgespec.rules.stop_rules import STOP_RULES
 from engine_cases import (
     COUNTING,
     GREEDY,
@@ -74,7 +74,7 @@ class TestFakeModelKeepsItsState(StateContract):
 @given(
     seed=st.integers(0, 10_000),
     pacer=st.sampled_from(sorted(PACERS)),
-    fallback=st.sampled_from(sorted(FallbackName)),
+    fallback=st.sampled_from(["marginal", *STOP_RULES]),
     disagreement=st.sampled_from([0.0, 0.2, 0.5, 1.0]),
     overlap=st.booleans(),
     sampling=st.sampled_from(

@@ -20,7 +20,7 @@ from edgespec.errors import GrammarError, ModelError
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.pacer import PACERS
 from edgespec.rules.sampling import SamplingParams
-from edgespec.settings.config import FallbackName
+from edgespec.rules.stop_rules import STOP_RULES
 from edgespec.values import TokenEvent, TokenLogprobs
 from engine_cases import (
     GREEDY,
@@ -126,7 +126,7 @@ def paired(target: FakeModel, draft: FakeModel | None, **rules: Any) -> Engine:
     rules=st.fixed_dictionaries(
         {
             "pacer": st.sampled_from(sorted(PACERS)),
-            "fallback": st.sampled_from(sorted(FallbackName)),
+            "fallback": st.sampled_from(["marginal", *STOP_RULES]),
             "draft_max": st.integers(1, 12),
             "no_overlap": st.booleans(),
         }

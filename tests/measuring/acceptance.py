@@ -18,7 +18,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES
 from edgespec.rules.sampling import SamplingParams
 from edgespec.session.opening import LoadedModels, open_models
-from edgespec.settings.config import FallbackName, LoadSettings
+from edgespec.settings.config import LoadSettings
 from edgespec.values import GenerationResult
 from engine_cases import AskedEngine as Engine
 from engine_cases import finish
@@ -63,7 +63,7 @@ def texts(
     settings = EngineSettings(
         draft_max=args.guesses,
         lookup=False,
-        fallback=FallbackName.FULL,
+        fallback="full",
         no_overlap=True,
         step_aside=False,
     )

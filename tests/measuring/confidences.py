@@ -19,7 +19,7 @@ from edgespec.engine.sources.mixer import Mixer
 from edgespec.engine.sources.source import Opinion
 from edgespec.rules.sampling import SamplingParams
 from edgespec.session.opening import open_models
-from edgespec.settings.config import FallbackName, LoadSettings
+from edgespec.settings.config import LoadSettings
 from engine_cases import AskedEngine as Engine
 from engine_cases import finish
 
@@ -55,7 +55,7 @@ def measure(args: argparse.Namespace) -> None:
         for temperature in (0.0, 0.8, 1.0):
             for lookup, n_guesses in ((True, 8), (True, 16), (True, 32), (False, 16)):
                 settings = EngineSettings(
-                    fallback=FallbackName.FULL,
+                    fallback="full",
                     draft_max=n_guesses,
                     lookup=lookup,
                     no_overlap=True,

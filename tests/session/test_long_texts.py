@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.engine.settings import EngineSettings
-from edgespec.session import session
+from edgespec.session import prepared_models, session
 from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec.values import GenerationResult
 
@@ -18,18 +18,17 @@ WARM = SamplingParams(temperature=0.8, seed=5)
 
 
 def written(
-    model: Path, draft: Path | None, n_tokens: int, sampling: SamplingParams, remembered: int = 0
+    model: Path, draft: Path | None, n_tokens: int, sampling: SamplingParams
 ) -> GenerationResult:
     settings = LoadSettings(
         model=model,
         draft=draft,
         ctx_size=128,
-        ctx_size_draft=remembered,
         memory_budget="8GiB",
         threads=1,
     )
     with session.load(settings, EngineSettings(**ALWAYS)) as loaded:
-        assert loaded.draft is None or loaded.draft.n_ctx == (remembered or 128)
+        assert loaded.draft is None or loaded.draft.n_ctx == 64
         return loaded.generate("def mean(values):\n", sampling, n_tokens)
 
 
@@ -48,11 +47,12 @@ def pair(kind: str) -> tuple[Path, Path]:
     ],
 )
 def test_a_draft_that_forgets_changes_no_token_past_the_contexts_end(
-    kind: str, sampling: SamplingParams
+    kind: str, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(prepared_models, "DRAFT_CTX_SIZE", 64)
     target, draft = pair(kind)
     alone = written(target, None, 150, sampling)
-    drafted = written(target, draft, 150, sampling, remembered=64)
+    drafted = written(target, draft, 150, sampling)
     assert drafted.tokens == alone.tokens
     assert drafted.dropped_tokens == alone.dropped_tokens > 0
     assert drafted.speculation.accepted > 20

@@ -71,7 +71,7 @@ def test_one_that_was_measured_to_be_slower_is_left_out_without_another_measurem
         raise own_draft.NoGain("it was slower than none", is_measured=True)
 
     monkeypatch.setattr(own_draft, "make", make)
-    settings = LoadSettings(model=TARGET, draft="self", memory_budget="1GiB", ctx_size_draft=64)
+    settings = LoadSettings(model=TARGET, draft="self", memory_budget="1GiB")
     notes = [session.plan(settings).notes for _ in range(2)]
     assert made == [TARGET]
     assert "no draft is used: it was slower than none" in notes[0]

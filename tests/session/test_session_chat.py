@@ -10,7 +10,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import GrammarError
 from edgespec.grammar.specification import Grammar, json_schema, unchecked_schema
 from edgespec.models.embedded import embedded_pair
-from edgespec.settings.config import FallbackName, LoadSettings, SamplingParams
+from edgespec.settings.config import LoadSettings, SamplingParams
 
 TEMPLATE = """\
 {%- for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}
@@ -53,7 +53,7 @@ def test_many_conversations_are_answered_in_their_order(session):
 def always_guessing():
     """Guesses are always made: otherwise the clock would decide now this way, now that."""
     pair = embedded_pair()
-    rules = EngineSettings(fallback=FallbackName.FULL, step_aside=False)
+    rules = EngineSettings(fallback="full", step_aside=False)
     with edgespec.load(LoadSettings(model=pair.target, draft=pair.draft), rules) as loaded:
         yield loaded
 
