@@ -16,8 +16,7 @@ from edgespec.server.guarding import Guard
 from edgespec.server.hosting import LoadedModel
 from edgespec.server.lifetime import Server
 from edgespec.session.session import Session
-from edgespec.settings.config import LoadSettings
-from edgespec.settings.server_settings import ServerSettings
+from edgespec.settings.config import LoadSettings, ServerSettings
 
 TEMPLATE = """\
 {%- for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.settings.server_settings import ServerSettings
+from edgespec.settings.config import ServerSettings
 
 ROOT = Path(__file__).parents[1]
 UNITS = sorted((ROOT / "examples").glob("*.service"))

@@ -33,10 +33,10 @@ from edgespec.settings.config import (
     GenerateSettings,
     LoadSettings,
     SamplingParams,
+    ServerSettings,
 )
 from edgespec.settings.options import option_names
 from edgespec.settings.parsing import OWN_DRAFT, SELF
-from edgespec.settings.server_settings import ServerSettings
 from edgespec.settings.toml_file import read_config
 from edgespec.tracing.spans import OFF, Trace
 

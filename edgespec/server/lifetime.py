@@ -35,7 +35,7 @@ from edgespec.server.hosting import LoadedModel, ModelHost, ServedText
 from edgespec.server.page import static_file
 from edgespec.server.queueing import Queue, RequestBodies, ServerFigures, Turns
 from edgespec.session.embedder import Embedder
-from edgespec.settings.server_settings import ServerSettings
+from edgespec.settings.config import ServerSettings
 
 SHUTDOWN_S = 5
 """Seconds for clients to read the end of their responses at shutdown."""

@@ -39,7 +39,6 @@ def checked(
         found["draft"] = _located(settings.draft, True, progress)
     settings = settings.model_copy(update=found)
     engine_settings = arguments.instance("engine_settings", engine_settings, EngineSettings)
-    progress = arguments.callback("progress", progress)
     if settings.draft != OWN_DRAFT:
         return settings, engine_settings, progress, ()
     from edgespec.session.own_draft import settled

@@ -224,16 +224,15 @@ class Session(Closeable):
         `fields` are those of `SamplingParams` and replace those of `sampling`. `grammar` constrains
         the text. With `logprobs`, each token has its log probability and those of that many
         alternatives, as computed by the target. `shown` gives control tokens a text; others add
-        none. Raises UsageError immediately for invalid arguments, and TypeError for unknown ones.
+        none. Raises UsageError immediately for invalid arguments.
         """
-        arguments.keywords(fields, SamplingFields.__annotations__, ChatOptions.__annotations__)
         tokens, notes = self.tokenizer.prompt(prompt)
         request = TextRequest(
             prompt_tokens=tuple(tokens),
             sampling=sampling_params(sampling, fields),
             max_tokens=None if max_tokens is None else arguments.whole("max_tokens", max_tokens),
             stop=arguments.texts("stop", stop),
-            progress=arguments.callback("progress", progress),
+            progress=progress,
             constraint=None if grammar is None else self.constraint(grammar),
             n_logprobs=None if logprobs is None else number_of_logprobs(logprobs),
             shown=shown or {},
@@ -279,7 +278,6 @@ class Session(Closeable):
         A prompt is text, tokens, or the messages of a conversation. `prompts` may be an iterator,
         which is read as results are taken. Close the returned iterator to end early.
         """
-        arguments.keywords(options, ChatOptions.__annotations__)
 
         def start(prompt: str | Sequence[int] | Sequence[Message]) -> Generation:
             begin: Callable[..., Generation] = self.chat if is_chat(prompt) else self.stream
@@ -305,7 +303,6 @@ class Session(Closeable):
         `continue_final_message` say otherwise, as in vLLM. The text is the model's raw output,
         reasoning included. Raises UsageError, and ModelError for a model without a template.
         """
-        arguments.keywords(options, ChatOptions.__annotations__)
         prompt = self.chat_prompt(messages, tools, template)
         if options.get("grammar") is not None:
             prompt = prompt.closed()

@@ -5,13 +5,12 @@ Ranges of settings are checked where they are used.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 from operator import index
 from typing import Any, TypeVar
 
 from edgespec.errors import UsageError
-from edgespec.settings.base import nearest
 
 T = TypeVar("T")
 
@@ -22,24 +21,6 @@ def instance(name: str, value: Any, kind: type[T]) -> T:
     """`value` if it is an instance of `kind`. Raises UsageError."""
     if not isinstance(value, kind):
         raise _wrong(name, f"of the type {kind.__name__}", value)
-    return value
-
-
-def keywords(given: Iterable[str], known: Collection[str], others: Iterable[str] = ()) -> None:
-    """Raise TypeError for a keyword that a call does not have, with the nearest that it has.
-
-    `others` are its keywords that are checked elsewhere.
-    """
-    for name in given:
-        if name not in known:
-            hint = nearest(name, [*known, *others])
-            raise TypeError(f"unexpected keyword argument {name!r}{hint}")
-
-
-def callback(name: str, value: T) -> T:
-    """`value` if it is callable or None. Raises UsageError."""
-    if value is not None and not callable(value):
-        raise _wrong(name, "a function or None", value)
     return value
 
 

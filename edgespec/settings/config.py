@@ -1,4 +1,4 @@
-"""Validated settings of loading and of generating.
+"""Validated settings of loading, of generating and of a server.
 
 Knows names and ranges; opens no model and measures no memory.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict, Unpack
 
@@ -25,10 +26,10 @@ from edgespec.settings.base import HIDDEN, Flag, Settings
 from edgespec.settings.options import RuntimeOptions, declared, option_names
 from edgespec.settings.parsing import (
     MAX_BIAS,
+    MAX_PORT,
     MAX_TEXTS,
     biases,
     budget,
-    checked_biases,
     disk_size,
     draft_named,
     rate,
@@ -44,6 +45,7 @@ DRAFT_CTX_SIZE = 1024
 help guesses."""
 INT32_MAX = (1 << 31) - 1
 """Largest count: the libraries count in 32 bits."""
+DAY_S = 24 * 3600
 USUAL_DRAFT_MAX = 48
 """Guesses that one pass verifies, at most, where no plan says otherwise."""
 MAX_DRAFTED = 1024
@@ -53,6 +55,11 @@ MAX_DRAFTED = 1024
 Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
 AtLeastOne = Annotated[int, Field(ge=1, le=INT32_MAX)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
+Bias = Annotated[
+    float,
+    Field(le=MAX_BIAS, allow_inf_nan=True),
+    AfterValidator(lambda bias: bias if bias >= -MAX_BIAS else -inf),
+]
 
 
 class LoadFields(TypedDict, total=False):
@@ -156,16 +163,13 @@ class LoadSettings(Settings):
         """Gather what runtimes declare into `options`."""
         if not isinstance(values, Mapping) or values.keys() <= cls.model_fields.keys():
             return values
-        runtime_of = option_names()
-        parts: dict[str, dict[str, Any]] = {}
-        for name in values.keys() & runtime_of.keys():
-            parts.setdefault(runtime_of[name], {})[name] = values[name]
-        known = declared()
-        options = dict(values.get("options", {}))
-        for runtime, part in parts.items():
-            before = options[runtime].model_dump(exclude_unset=True) if runtime in options else {}
-            options[runtime] = known[runtime].model_validate(before | part)
-        kept = {name: value for name, value in values.items() if name not in runtime_of}
+        kept = dict(values)
+        options = dict(kept.pop("options", {}))
+        for runtime, kind in declared().items():
+            if names := kept.keys() & kind.model_fields.keys():
+                given = options.get(runtime, kind()).model_dump(exclude_unset=True)
+                given |= {name: kept.pop(name) for name in names}
+                options[runtime] = kind.model_validate(given)
         return kept | {"options": options}
 
     @classmethod
@@ -221,9 +225,8 @@ class Sampling(Settings):
     repeat_last_n: Annotated[int, Field(ge=-1, le=INT32_MAX)] = 64
     """Latest tokens, prompt included, that the three penalties look at; -1 is all of them."""
     logit_bias: Annotated[
-        Mapping[int, Annotated[float, Field(allow_inf_nan=True)]],
+        Mapping[Annotated[int, Field(ge=0)], Bias],
         BeforeValidator(biases),
-        AfterValidator(checked_biases),
     ] = Field(default_factory=dict)
     """Make a token likelier (15043+1), rarer (15043-1) or impossible (15043-inf): added to its
     logit."""
@@ -310,13 +313,8 @@ class GenerateSettings(Sampling, Speculation, ContextEnd):
 
         `otherwise` replaces the defaults of settings that were not given.
         """
-        rules = {name: getattr(self, name) for name in Sampling.model_fields}
-        rules |= {
-            name: value
-            for name, value in (otherwise or {}).items()
-            if name not in self.model_fields_set
-        }
-        return SamplingParams.model_validate(rules | {"seed": seed})
+        given = self.model_dump(include=Sampling.model_fields.keys() & self.model_fields_set)
+        return SamplingParams.model_validate({**(otherwise or {}), **given, "seed": seed})
 
     @model_validator(mode="after")
     def _applies(self) -> Self:
@@ -330,3 +328,43 @@ class GenerateSettings(Sampling, Speculation, ContextEnd):
 
 DRAFTING = frozenset(Speculation.model_fields.keys() - {"lookup"})
 """Settings of GenerateSettings that mean nothing where nothing guesses."""
+
+
+class ServerSettings(Settings):
+    """Settings of a server, which a file may say."""
+
+    host: Annotated[str, Flag(metavar="ADDRESS")] = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, Flag(metavar="N"), Field(ge=0, le=MAX_PORT)] = 8080
+    """Port; 0 takes a free one."""
+    api_key_file: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """File of keys that clients must send, one a line; texts of clients with other keys stay apart.
+    A single key may stand in the environment variable EDGESPEC_API_KEY."""
+    reasoning_budget: Annotated[int, Flag(metavar="N"), Field(ge=-1, le=INT32_MAX)] = -1
+    """Most tokens of a model's reasoning, which is then ended as its template ends it, unless a
+    request names another number; 0: none. Default: -1, no limit."""
+    admin_key_file: Path | None = None
+    """File of keys, one a line, of those who may also change the budget. Default: everybody where
+    no key is needed, otherwise nobody."""
+    max_budget: Annotated[int | str | None, BeforeValidator(budget)] = None
+    """Largest memory budget that clients may set. Default: that of the start."""
+    allowed_host: Annotated[tuple[str, ...], Flag(metavar="NAME")] = ()
+    """Host names that requests may use besides the address."""
+    allowed_origin: tuple[str, ...] = ()
+    """Origins of web pages that may ask from a browser (CORS), such as http://localhost:3000,
+    localhost for all of this machine, or * for any."""
+    alias: str | None = None
+    """Name of the model in answers."""
+    queue: Count = 32
+    """Requests that may wait; more are refused with status 503."""
+    max_body: Annotated[int | None, BeforeValidator(disk_size)] = None
+    """Largest request body; the plan keeps memory for it. Default: 64 KiB and 16 bytes for each
+    token of the context."""
+    time_limit: Annotated[float | None, Field(ge=0, le=DAY_S)] = None
+    """Most seconds of an answer from its turn on, after which it ends as if its tokens were used
+    up. Default: no limit."""
+    drain: Annotated[float, Field(ge=0, le=DAY_S)] = 30
+    """Seconds that requests under way have after Ctrl-C or SIGTERM; a second one ends them at
+    once."""
+    log_json: bool = False
+    """Log each request as a JSON object on one line."""

@@ -5,9 +5,7 @@ Values that depend on the machine stay text.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ValidationInfo
@@ -22,7 +20,7 @@ OWN_DRAFT = Path("<self>")
 """Stands for it until it is made or found in the cache."""
 MAX_PORT = 65535
 MAX_BIAS = 10_000.0
-"""Largest bias of a logit: far more than logits differ by, and sums of biases stay finite."""
+"""Largest bias of a logit, far more than logits differ by; one below its negative forbids a token."""
 MAX_TEXTS = 64
 """Texts of one pass at most: what a pass costs besides reading grows with them."""
 MIN_BUDGET_BYTES = 1 << 20
@@ -90,17 +88,6 @@ def biases(value: object) -> object:
             "bias", "write a token's id and its bias like 15043+1.5, or 15043-inf to forbid it"
         )
     return {int(match[1]): float(match[2]) for match in found if match}
-
-
-def checked_biases(given: Mapping[int, float]) -> Mapping[int, float]:
-    for token, bias in given.items():
-        if token < 0 or not (bias == -math.inf or abs(bias) <= MAX_BIAS):
-            raise PydanticCustomError(
-                "bias",
-                "token ids start at 0, and a bias is finite, or -inf to forbid the token: up to "
-                f"{MAX_BIAS:,.0f}, down to as much",
-            )
-    return given
 
 
 def draft_named(value: object) -> object:

@@ -9,9 +9,8 @@ from typing import Any
 from edgespec.errors import UsageError
 from edgespec.files.regular import read_regular
 from edgespec.settings.base import expanded, key_of, nearest
-from edgespec.settings.config import GenerateSettings, LoadSettings
+from edgespec.settings.config import GenerateSettings, LoadSettings, ServerSettings
 from edgespec.settings.parsing import SELF
-from edgespec.settings.server_settings import ServerSettings
 
 MAX_CONFIG_BYTES = 1 << 20
 NO_SETTING = (
@@ -31,9 +30,7 @@ def read_config(path: Path) -> dict[str, Any]:
         content = tomllib.loads(read_regular(path, MAX_CONFIG_BYTES).decode("utf-8-sig"))
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from error
-    except RecursionError as error:
-        raise UsageError(f"--config {path}: not TOML: nested too deep") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"--config {path}: not TOML: {error}") from error
     known = LoadSettings.known() | GenerateSettings.known() | ServerSettings.known()
     names = {key_of(name): name for name in known}

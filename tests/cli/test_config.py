@@ -102,7 +102,7 @@ def test_load_settings_refuse(settings: dict[str, Any], message: str):
         ({"draft_max": 100_000}, "--draft-max 100000: it must be less than or equal to 1024"),
         ({"repeat_last_n": 1 << 63}, "repeat-last-n = 9223372036854775808 in a"),
         ({"logit_bias": ["15043"]}, "in a --config file: write a token's id and its bias like"),
-        ({"logit_bias": {7: float("inf")}}, "a bias is finite, or -inf"),
+        ({"logit_bias": {7: float("inf")}}, "less than or equal to 10000"),
         (
             {"fallback": "fix"},
             "fallback = fix in a --config file: it must be 'marginal', 'llmcad'",
@@ -219,7 +219,7 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path):
         ("temp = ", "not TOML"),
         ("[load]\nctx-size = 1", "unknown key 'load'"),
         ("verbose = 1", "unknown key 'verbose': keys are settings of models, texts and the server"),
-        ("ctx-size = " + "[" * 100_000, "nested too deep"),
+        ("ctx-size = " + "[" * 100_000, "not TOML"),
     ],
 )
 def test_a_file_is_refused_with_its_name(tmp_path: Path, text: str, message: str):

@@ -13,8 +13,8 @@ from edgespec.cli.flags.parser import parse
 from edgespec.settings.base import key_of
 from edgespec.settings.config import (
     GenerateSettings,
+    ServerSettings,
 )
-from edgespec.settings.server_settings import ServerSettings
 
 
 def flags() -> Iterator[tuple[str, argparse.Action]]:

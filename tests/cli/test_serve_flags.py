@@ -15,7 +15,7 @@ from edgespec.cli.flags import parser
 from edgespec.cli.invocation import server_settings, settings_from
 from edgespec.errors import UsageError
 from edgespec.server.front import AnsweredRequest
-from edgespec.settings.server_settings import ServerSettings
+from edgespec.settings.config import ServerSettings
 
 RECOMMENDED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 

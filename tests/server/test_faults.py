@@ -52,7 +52,7 @@ def tool(name: str) -> dict[str, object]:
         (chat(repeat_penalty=1e-300), "repeat_penalty"),
         (chat(repeat_penalty=1e300), "repeat_penalty"),
         (chat(logit_bias={"7": 1e308}), "bias"),
-        (chat(logit_bias={"-7": 1}), "token ids start at 0"),
+        (chat(logit_bias={"-7": 1}), "greater than or equal to 0"),
     ],
 )
 def test_what_cannot_be_meant_is_the_clients_fault(client, body, complaint):

@@ -9,7 +9,7 @@ from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.server.guarding import Guard
 from edgespec.server.hosting import LoadedModel
 from edgespec.server.lifetime import Server
-from edgespec.settings.server_settings import ServerSettings
+from edgespec.settings.config import ServerSettings
 from server_running import at_address
 
 

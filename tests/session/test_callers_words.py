@@ -11,9 +11,8 @@ import pytest
 from edgespec.cli import command_line
 from edgespec.errors import BudgetError, Sentence, UsageError, marked, setting
 from edgespec.settings.base import FLAGS, Settings, in_flags
-from edgespec.settings.config import GenerateSettings, LoadSettings
+from edgespec.settings.config import GenerateSettings, LoadSettings, ServerSettings
 from edgespec.settings.options import declared
-from edgespec.settings.server_settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]
 

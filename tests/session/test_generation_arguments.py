@@ -32,7 +32,6 @@ from engine_cases import PROMPT
         ({"stop": ["\udc00"]}, "half a character"),
         ({"sampling": {"temperature": 1}}, "SamplingParams"),
         ({"sampling": 0}, "SamplingParams"),
-        ({"progress": 1}, "progress"),
     ],
 )
 def test_an_argument_of_a_wrong_type_is_refused_at_once(

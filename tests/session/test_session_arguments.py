@@ -53,7 +53,6 @@ def test_settings_of_a_wrong_type_are_refused(door, settings: object) -> None:
     ("more", "message"),
     [
         ({"engine_settings": {"draft_max": 3}}, "engine_settings"),
-        ({"progress": "yes"}, "progress"),
         ({"trace": "trace.json"}, "trace"),
     ],
 )

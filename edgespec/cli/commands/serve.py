@@ -24,8 +24,7 @@ from edgespec.cli.model_list import PARALLEL, ModelList, for_requests, is_one
 from edgespec.errors import EdgespecError, UsageError, marked, setting
 from edgespec.files import cache_folder
 from edgespec.memory import process
-from edgespec.settings.config import GenerateSettings, Sampling
-from edgespec.settings.server_settings import ServerSettings
+from edgespec.settings.config import GenerateSettings, Sampling, ServerSettings
 from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from edgespec.settings.config import (
     GenerateSettings,
     LoadSettings,
     Sampling,
+    ServerSettings,
     Speculation,
 )
 from edgespec.settings.options import declared
-from edgespec.settings.server_settings import ServerSettings
 
 S = TypeVar("S", bound=Settings)
 
