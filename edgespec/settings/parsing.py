@@ -20,7 +20,7 @@ OWN_DRAFT = Path("<self>")
 """Stands for it until it is made or found in the cache."""
 MAX_PORT = 65535
 MAX_BIAS = 10_000.0
-"""Largest bias of a logit, far more than logits differ by; one below its negative forbids a token."""
+"""Largest bias of a logit, far more than logits differ by; one below -MAX_BIAS forbids a token."""
 MAX_TEXTS = 64
 """Texts of one pass at most: what a pass costs besides reading grows with them."""
 MIN_BUDGET_BYTES = 1 << 20
