@@ -3,17 +3,16 @@ within the plan, and without a trace in the logits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel
-from edgespec_runtimes.gguf import measuring, runtime
-from edgespec_runtimes.gguf.feature_tap import OutputTap
+from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.architectures import Trait, names_with
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.model import GgufModel
@@ -29,10 +28,9 @@ from head_cases import head_request
 from paging_contract import load_paged
 from port_calls import prefill
 from zoo_files import write_model
-from zoo_species import Species
+from zoo_species import Species, all_species
 
 LAYERS = (1, 2, 3)
-WITH_EXPERTS = ("gpt-oss", "minimax-m2", "qwen3moe")
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +41,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def prepare(path: Path, n_slots: int = 1) -> PreparedGguf:
     request = head_request(path, "target", batch_size=8, n_slots=n_slots)
     return runtime.prepare(request)
-
-
-@contextmanager
-def copied() -> Iterator[None]:
-    """In the block, graphs count as giving no features themselves."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measuring, "gives_inputs", lambda architecture: False)
-        yield
 
 
 def open_resident(
@@ -94,24 +84,6 @@ class TestAPagedTargetGivesFeatures(FeaturesContract):
         return lambda: open_paged(path)
 
 
-class TestAResidentTargetsFeaturesAreCopiedFromItsNodes(FeaturesContract):
-    layers = LAYERS
-    atol = 1e-3
-
-    @pytest.fixture
-    def model_factory(self, path: Path) -> Callable[[], LanguageModel]:
-        return copied()(partial(open_resident, path))
-
-
-@pytest.mark.slow
-class TestAPagedTargetsFeaturesAreCopiedFromItsNodes(FeaturesContract):
-    layers = LAYERS
-
-    @pytest.fixture
-    def model_factory(self, path: Path) -> Callable[[], LanguageModel]:
-        return copied()(partial(open_paged, path))
-
-
 class TestTheFirstOfSeveralTextsGivesFeatures(FeaturesContract):
     layers = LAYERS
     atol = 1e-3
@@ -128,39 +100,32 @@ class TestTheFirstOfSeveralTextsGivesFeatures(FeaturesContract):
         for name in names_with(Trait.SHOWS_INPUTS)
     ],
 )
-def test_nodes_have_the_same_bits_as_what_the_graph_gives(
-    architecture: str, tmp_path: Path
-) -> None:
-    species = Species(architecture, experts=architecture in WITH_EXPERTS)
-    path, found = write_model(tmp_path / "target.gguf", species), []
+def test_the_graph_gives_the_input_of_a_layer(architecture: str, tmp_path: Path) -> None:
+    species = next(one for one in all_species() if one.architecture == architecture)
+    path = write_model(tmp_path / "target.gguf", species)
     header = read_header(path)
     n_values = header.integer(header.key("embedding_length"), 0)
-    for how in (nullcontext(), copied()):
-        received = Received()
-        with how, closing(open_resident(path, layers=(1,), n_values=n_values)) as model:
-            model.give_features((1,), received)
-            prefill(model, TOKENS[:8])
-        found.append(received.rows)
-    assert np.array_equal(*found)
-    assert found[0].any()
+    received = Received()
+    with closing(open_resident(path, layers=(1,), n_values=n_values)) as model:
+        model.give_features((1,), received)
+        prefill(model, TOKENS[:8])
+    assert received.rows.any(axis=-1).all()
 
 
-@pytest.mark.parametrize("how", [nullcontext, copied])
-def test_asking_changes_no_logit(
-    path: Path, how: Callable[[], AbstractContextManager[None]]
-) -> None:
+def test_a_graph_that_shows_none_is_refused(tmp_path: Path) -> None:
+    """llama.cpp would end the process."""
+    with closing(prepare(write_model(tmp_path / "target.gguf", Species("gemma2")))) as prepared:
+        width = prepared._header.embedding_length
+        with pytest.raises(ModelError, match="graph of gemma2 does not show them"):
+            prepared.offer_features((1,), width)
+
+
+def test_asking_changes_no_logit(path: Path) -> None:
     rows = []
     for gives in (True, False):
-        with how(), closing(open_resident(path, gives=gives)) as model:
+        with closing(open_resident(path, gives=gives)) as model:
             rows.append(logits_of_a_tree(model, LAYERS if gives else ()))
     assert np.array_equal(*rows)
-
-
-def test_a_resident_model_whose_graph_gives_them_has_no_callback(path: Path) -> None:
-    """A callback is asked about every node, which takes longer than all of a small model's
-    overhead."""
-    with closing(open_resident(path)) as model:
-        assert isinstance(model._tap, OutputTap)
 
 
 def test_the_plan_has_a_row_for_them_only_if_they_are_asked_for(path: Path) -> None:

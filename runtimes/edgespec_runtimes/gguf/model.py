@@ -30,7 +30,7 @@ from edgespec_runtimes.gguf.context.recurrent_draft import RecurrentDraft
 from edgespec_runtimes.gguf.context.rows import RowBatch, Rows, in_order, rows_of
 from edgespec_runtimes.gguf.context.sequences import HOME
 from edgespec_runtimes.gguf.context.windows import is_supported
-from edgespec_runtimes.gguf.feature_tap import FeatureTap, NodeTap, OutputTap
+from edgespec_runtimes.gguf.feature_tap import FeatureTap
 from edgespec_runtimes.gguf.file.architectures import Trait, architecture
 from edgespec_runtimes.gguf.kept_texts import KeptTexts, block_tokens
 from edgespec_runtimes.gguf.kernels.invariant_kernels import (
@@ -79,10 +79,7 @@ class GgufModel(KeptTexts):
         super().__init__(opening.vocabulary, opening.origin, prepared.stop, model.users)
         self._model, self._shape, self._weights = model, shape, weights
         self._trace = OFF if prepared.is_draft else prepared.request.trace
-        self._tap = tap = _new_tap(opening)
         callback = weights.callback if weights else None
-        if isinstance(tap, NodeTap):
-            callback = tap.callback
         self._kernels = InvariantKernels(
             prepared.invariant_types,
             (shape.cache_type_k, shape.cache_type_v),
@@ -94,8 +91,9 @@ class GgufModel(KeptTexts):
         with self._kernels.creating(weights.backends if weights else ()):
             self._context: Any = contexts.new_context(model, shape, callback, prepared.stop, caches)
         self._windows = windows if windows and windows.is_active else None
-        if tap is not None:
-            tap.begin(self._context)
+        if layers := prepared.feature_layers:
+            sizes = shape.largest_batch, model.n_embd
+            self._tap = FeatureTap(self._context, layers, model.n_layers, sizes)
         n_branches = shape.n_branches - 1
         spare = shape.n_slots + n_branches + (shape.tile > 1)
         self._memory = LlamaMemory(self._context, spare, caches, is_hybrid=model.is_hybrid)
@@ -224,9 +222,9 @@ class GgufModel(KeptTexts):
             if self._tap is not None and slot == 0:
                 n_known = max(n_again, min(size, max(0, len(self._recurrent.lag) - begin)))
                 known = range(n_known, n_read)
-                self._tap.hand_over_rows(positions.start + n_known, known, size)
+                self._tap.hand_over_rows(positions.start + n_known, known)
                 if pool is not None and n_read < size:
-                    self._tap.keep_rows({int(pool.key[nodes[0]]): n_read}, size)
+                    self._tap.keep_rows({int(pool.key[nodes[0]]): n_read})
         if not is_part:
             branches.ends.add(branches.n_committed)
 
@@ -253,8 +251,8 @@ class GgufModel(KeptTexts):
             self._kernels.prepare(n_rows, begin + n_rows, in_tiles=False)
             self._decode(rows, range(rows.n_read, n_rows), committed)
             if self._tap is not None:
-                self._tap.hand_over_rows(committed.get(0, 0), rows.first_reads, n_rows)
-                self._tap.keep_rows(rows.row_of_key, n_rows)
+                self._tap.hand_over_rows(committed.get(0, 0), rows.first_reads)
+                self._tap.keep_rows(rows.row_of_key)
             return in_order(self._logits(n_rows - rows.n_read), rows.orders)
 
     def _evaluate_lines(self, part: PassPart) -> np.ndarray:
@@ -266,16 +264,16 @@ class GgufModel(KeptTexts):
                 self._decode_lines(lines.lag_rows(), (), committed)
                 lines.take_in_lag()
                 rows = lines.rows(part.pool, part.nodes, part.reads)
-            n_rows, n_lag = len(rows.tokens), len(lines.lag)
+            n_lag = len(lines.lag)
             with_logits = sorted(rows.row_of.values())
             lines.copy_state()
             self._decode_lines(rows, with_logits, committed)
             lines.take_in()
             if self._tap is not None:
-                self._tap.hand_over_rows(committed, range(n_lag, n_lag + len(part.reads)), n_rows)
+                self._tap.hand_over_rows(committed, range(n_lag, n_lag + len(part.reads)))
                 keys = part.pool.key
                 row_of_key = {int(keys[node]): row for node, row in rows.row_of.items()}
-                self._tap.keep_rows(row_of_key, n_rows)
+                self._tap.keep_rows(row_of_key)
             logits = self._logits(len(with_logits))
             order = {row: n for n, row in enumerate(with_logits)}
             return logits[[order[rows.row_of[node]] for node in part.nodes]]
@@ -352,7 +350,7 @@ class GgufModel(KeptTexts):
         n_rows, begun_s = len(rows.tokens), time.perf_counter()
         try:
             if self._tap is not None:
-                self._tap.begin_pass(n_rows)
+                self._tap.begin_pass()
             if self._weights:
                 self._weights.begin_pass(n_rows, on_segment)
             with self._kernels:
@@ -395,15 +393,6 @@ class GgufModel(KeptTexts):
             self._texts.truncate(committed)
         else:
             self._recurrent.go_back(committed[0])
-
-
-def _new_tap(opening: Opening) -> FeatureTap | None:
-    """A tap that hands out the inputs of layers; None if none are asked for."""
-    layers, model, weights = opening.prepared.feature_layers, opening.model, opening.weights
-    sizes = layers, model.n_embd, opening.shape.largest_batch
-    if opening.prepared.gives_features:
-        return OutputTap(*sizes, model.n_layers) if layers else None
-    return NodeTap(*sizes, weights.on_node if weights else None) if layers else None
 
 
 def _decode_failure(code: int) -> str:

@@ -108,22 +108,27 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(Trait.PLAIN | Trait.SHOWS_INPUTS | Trait.ENLARGEABLE),
     **_alike("qwen3 qwen3moe", Trait.PLAIN | Trait.SHOWS_INPUTS),
     "gemma3": Architecture(Trait.PLAIN | Trait.SCALED),
-    **_alike("gemma3n gemma4", Trait.SCALED),
-    **_alike("gpt-oss minimax-m2", Trait.SHOWS_INPUTS),
+    "gemma3n": Architecture(Trait.SCALED),
+    "gemma4": Architecture(Trait.SCALED | Trait.SHOWS_INPUTS),
+    **_alike(
+        "gpt-oss hunyuan-dense hunyuan_vl mimo2 minimax-01 minimax-m2 muse-glimmer nanbeige",
+        Trait.SHOWS_INPUTS,
+    ),
     "ernie4_5-moe": Architecture(Trait.ENLARGEABLE),
     "bitnet": Architecture(Trait.NO_OUTPUT),
     "cogvlm": Architecture(Trait.NEEDS_TOKENS | Trait.FIRST_LOGITS),
     **_alike("deepseek4 graniteswitch", Trait.NEEDS_TOKENS),
-    **_alike(
-        "glm5-next granitehybrid jamba kimi-k3 kimi-linear lfm2 lfm2moe nemotron_h", Trait.RECURRENT
-    ),
+    **_alike("glm5-next granitehybrid jamba kimi-k3 kimi-linear", Trait.RECURRENT),
+    **_alike("lfm2 lfm2moe nemotron_h", Trait.RECURRENT | Trait.SHOWS_INPUTS),
     "plamo2": Architecture(Trait.RECURRENT | Trait.ONE_SEQUENCE),
-    "bailingmoe3": Architecture(Trait.RECURRENT, own_layer=()),
+    "bailingmoe3": Architecture(Trait.RECURRENT | Trait.SHOWS_INPUTS, own_layer=()),
     "nemotron_h_moe": Architecture(
-        Trait.RECURRENT, own_layer=(*_EXPERTS, "nextn.shared_head_norm")
+        Trait.RECURRENT | Trait.SHOWS_INPUTS, own_layer=(*_EXPERTS, "nextn.shared_head_norm")
     ),
-    **_alike("qwen35 hy_v3", own_layer=()),
-    **_alike("qwen35moe qwen3next deepseek32 glm-dsa cohere2moe", own_layer=_EXPERTS),
+    "qwen35": Architecture(Trait.SHOWS_INPUTS, own_layer=()),
+    "hy_v3": Architecture(own_layer=()),
+    **_alike("qwen35moe qwen3next", Trait.SHOWS_INPUTS, own_layer=_EXPERTS),
+    **_alike("deepseek32 glm-dsa cohere2moe", own_layer=_EXPERTS),
     "glm4moe": Architecture(own_layer=_EXPERTS, own_layer_without="rope.dimension_sections"),
     "deepseek2": Architecture(
         own_layer=("ffn_norm", *_EXPERTS, *_LATENT, *_SHARED_EXPERTS),
