@@ -7,11 +7,8 @@ enforce a budget, the functions with which it asks for the memory size and for b
 from __future__ import annotations
 
 import ctypes
-import mmap
-import os
-import sys
 import threading
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from edgespec.errors import BudgetError, EdgespecError, UsageError
 from edgespec.memory import process
@@ -48,7 +45,7 @@ def lend(host: str, port: int, budget_bytes: int | None, n_threads: int | None) 
     )
 
 
-_Sysconf = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_int)
+_Memory = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.POINTER(ctypes.c_size_t)] * 2)
 _Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)
 _Free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
 
@@ -66,14 +63,15 @@ class LentMemory:
         self._sizes: dict[int, int] = {}
         self._allocate = ctypes.cast(base.ggml_aligned_malloc, _Allocate)
         self._release = ctypes.cast(base.ggml_aligned_free, _Free)
-        self._sysconf = ctypes.cast(ctypes.CDLL(None).sysconf, _Sysconf)
-        computing, allocating = abi.library_file("ggml-cpu"), abi.library_file("ggml-base")
         self._functions = [
-            (str(computing), "sysconf", _Sysconf(self._answer)),
-            (str(allocating), "ggml_aligned_malloc", _Allocate(self._lend)),
-            (str(allocating), "ggml_aligned_free", _Free(self._take_back)),
+            ("ggml-rpc", "ggml_backend_dev_memory", _Memory(self._tell)),
+            ("ggml-base", "ggml_aligned_malloc", _Allocate(self._lend)),
+            ("ggml-base", "ggml_aligned_free", _Free(self._take_back)),
         ]
-        found = [import_entries(library, (name,)) for library, name, _ in self._functions]
+        found = [
+            import_entries(str(abi.library_file(stem)), (name,))
+            for stem, name, _ in self._functions
+        ]
         if not all(found):
             raise UsageError("--memory-budget of a server needs Linux: leave it out")
         for entries, (_, _, function) in zip(found, self._functions, strict=True):
@@ -83,13 +81,9 @@ class LentMemory:
     def free_bytes(self) -> int:
         return max(0, self.nbytes - sum(self._sizes.values()))
 
-    def _answer(self, name: int) -> int:
-        if sys.platform == "win32":
-            return 0
+    def _tell(self, device: int, free: Any, total: Any) -> None:
         with self._lock:
-            if name == os.sysconf_names["SC_PHYS_PAGES"]:
-                return self.free_bytes // mmap.PAGESIZE
-            return int(self._sysconf(name))
+            free[0], total[0] = self.free_bytes, self.nbytes
 
     def _lend(self, nbytes: int) -> int | None:
         with self._lock:

@@ -58,6 +58,7 @@ _SLOW, _FEW_ROWS, _NARROW = "Q8_0", (2, 3, 5), 2048
 and matrices of fewer inputs."""
 
 _Init = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
+_Switch = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_bool)
 _Maker = Callable[..., int | None]
 _Product = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_void_p] * 3)
 _View = ctypes.CFUNCTYPE(
@@ -94,10 +95,10 @@ class InvariantKernels:
         self._has_tiled_products = not TILED_TYPES.isdisjoint(weight_types)
         self._attention_varies = {*cache_types} <= TILED_CACHE_TYPES
         self._is_rotated = not {*cache_types} <= {"f16", "f32", "bf16"}
-        self._backends: list[ctypes.c_void_p] = []
+        self._backends: list[int] = []
         self._is_reference: bool | None = None
         """The latest choice."""
-        self._set_reference = abi.library("ggml-cpu").ggml_backend_cpu_set_use_ref
+        self._set_reference = _Switch(ggml.cpu_function(b"ggml_backend_cpu_set_use_ref"))
 
     def __enter__(self) -> Self:
         if self._hook is not None:
@@ -132,7 +133,7 @@ class InvariantKernels:
         with self, replaced_import(abi.library_path(), names, _Init(init)):
             yield
         if captured and (self._attention_varies or self._has_tiled_products):
-            self._backends = [*map(ctypes.c_void_p, (captured[-1], *beside))]
+            self._backends = [captured[-1], *beside]
 
     def prompt_tile(self, is_wanted: bool) -> int:
         """Number of tokens from which on a prompt is computed in tiles, 0 for none: they are used
@@ -155,7 +156,7 @@ class InvariantKernels:
             if self._is_reference is not (attention or products):
                 self._is_reference = attention or products
                 for backend in self._backends:
-                    self._set_reference(backend, ctypes.c_bool(self._is_reference))
+                    self._set_reference(backend, self._is_reference)
 
 
 def can_replace_products() -> bool:

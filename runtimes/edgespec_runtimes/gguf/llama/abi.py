@@ -111,8 +111,6 @@ def library_file(stem: str) -> Path:
         f"lib{stem}.dll",
     )
     files = [path for name in names for path in sorted(folder.glob(name))]
-    if not files and stem == "ggml-cpu":
-        return _cpu_library(folder)
     if not files:
         raise EdgespecError(f"llama-cpp-python has no library {stem} in {folder}: reinstall it")
     return next(filter(_is_loaded, files), files[0])
@@ -132,45 +130,14 @@ def _folder() -> Path:
     with log.captured():  # the first call starts all backends; CUDA's logs if it finds no device
         if not n_backends():
             lib._lib.ggml_backend_load_all_from_path(os.fsencode(folder))
-    if not _called("ggml_backend_reg_by_name", b"CPU"):
+    by_name = lib._lib["ggml_backend_reg_by_name"]
+    by_name.restype = ctypes.c_void_p
+    if not by_name(b"CPU"):
         raise EdgespecError(
             f"llama.cpp has no library for this processor ({platform.machine()}) in {folder}: "
             "install a llama-cpp-python that was built for it"
         )
     return folder
-
-
-class _DlInfo(ctypes.Structure):
-    """`Dl_info`: the library that contains an address."""
-
-    _fields_ = [
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("symbol", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    ]
-
-
-def _cpu_library(folder: Path) -> Path:
-    """The CPU library that llama.cpp chose, in builds with one per instruction set level.
-
-    Raises EdgespecError.
-    """
-    registry = _called("ggml_backend_reg_by_name", b"CPU")
-    function = _called("ggml_backend_reg_get_proc_address", registry, b"ggml_backend_set_n_threads")
-    found, dladdr = _DlInfo(), None if os.name == "nt" else ctypes.CDLL(None).dladdr
-    if dladdr is None or not dladdr(ctypes.c_void_p(function), ctypes.byref(found)):
-        raise EdgespecError(
-            f"{folder} has several libraries for CPUs: which one is used is unknown"
-        )
-    return Path(os.fsdecode(found.file))
-
-
-def _called(name: str, *args: int | bytes) -> int:
-    """Call a function of ggml's registry that returns an address; 0 for none."""
-    function = lib._lib[name]
-    function.restype = ctypes.c_void_p
-    return function(*(ctypes.c_void_p(arg) if isinstance(arg, int) else arg for arg in args)) or 0
 
 
 def _is_loaded(file: Path) -> bool:

@@ -210,8 +210,8 @@ def new_backend(owned: ExitStack, device: int) -> int:
 def new_cpu_backend(owned: ExitStack, n_threads: int) -> int:
     """Create a CPU backend, which `owned` frees."""
     backend = new_backend(owned, _device())
-    set_n_threads = abi.library("ggml-cpu").ggml_backend_cpu_set_n_threads
-    set_n_threads(ctypes.c_void_p(backend), ctypes.c_int(n_threads))
+    signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)
+    signature(cpu_function(b"ggml_backend_set_n_threads"))(backend, n_threads)
     return backend
 
 
@@ -279,13 +279,16 @@ def _device() -> int:
     return pointer("ggml_backend_dev_by_type", ctypes.c_int(CPU))
 
 
+def cpu_function(name: bytes) -> int:
+    """Address of one of the CPU backend's own functions; 0 if it has none of that name."""
+    registry = pointer("ggml_backend_dev_backend_reg", _device())
+    return pointer("ggml_backend_reg_get_proc_address", registry, name)
+
+
 @functools.cache
 def _packing_buffer_types() -> tuple[int, ...]:
     """llama.cpp's extra buffer types for the CPU, in order of preference."""
-    registry = pointer("ggml_backend_dev_backend_reg", _device())
-    name = b"ggml_backend_dev_get_extra_bufts"
-    address = pointer("ggml_backend_reg_get_proc_address", registry, name)
-    if not address:
+    if not (address := cpu_function(b"ggml_backend_dev_get_extra_bufts")):
         return ()
     extra_types = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(address)
     types, found = extra_types(_device()), list[int]()
