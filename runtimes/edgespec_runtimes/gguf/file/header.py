@@ -106,7 +106,12 @@ class GgufFile:
     def texts_of(self, tokens: Collection[int]) -> tuple[dict[int, bytes], int]:
         """Texts of some tokens, and the length of the longest of all. Raises ModelError like
         `token_table`."""
-        return self._tokens.picked(tokens)
+        found, longest = {}, 0
+        for token, text in enumerate(self._tokens.strings()):
+            longest = max(longest, len(text))
+            if token in tokens:
+                found[token] = text
+        return found, longest
 
     @property
     def _tokens(self) -> GgufArray:

@@ -13,7 +13,6 @@ EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
 PER_LAYER_EMBEDDINGS = "per_layer_token_embd.weight"
 """Name of the table of what layers add for a token, by its id."""
 DEFAULT_ALIGNMENT = 32
-MAX_NAME_BYTES = 63
 MAX_DIMENSIONS = 4
 
 

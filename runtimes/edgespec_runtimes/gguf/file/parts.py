@@ -1,26 +1,26 @@
 """Reads the header of one GGUF file: metadata and positions of tensors.
 
 Every count and length is checked against the size of the file, arrays are read on demand, and the
-file is never mapped. Knows nothing of architectures.
+file is never mapped. What llama.cpp refuses (names that occur twice, gaps between tensors) is left
+to it. Knows nothing of architectures.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from edgespec.concurrency.owning import Closeable
 from edgespec.errors import ModelError
-from edgespec.files.regular import open_regular, special_kind
+from edgespec.files.regular import open_regular
 from edgespec_runtimes.gguf.file.layout import (
     DEFAULT_ALIGNMENT,
     MAGIC,
     MAX_DIMENSIONS,
-    MAX_NAME_BYTES,
     SCALARS,
     TENSOR_TYPES,
     U32,
@@ -30,7 +30,7 @@ from edgespec_runtimes.gguf.file.layout import (
     padded,
 )
 
-MAX_HEADER_BYTES = 256 << 20
+MAX_HEADER_BYTES, _LIMIT = 256 << 20, "256 MiB"
 MAX_ENTRIES = 1 << 16
 """Most tensors or metadata pairs of a file; the largest models have a few thousand."""
 
@@ -65,18 +65,6 @@ class GgufArray:
             begin = end + 8
             end = begin + length_at(data, end)[0]
             yield data[begin:end]
-
-    def picked(self, places: Collection[int]) -> tuple[dict[int, bytes], int]:
-        """The strings at some places, and the length of the longest of all."""
-        data, end, longest, length_at = self._read(), 0, 0, U64.unpack_from
-        found = {}
-        for place in range(self.count):
-            length, begin = length_at(data, end)[0], end + 8
-            end = begin + length
-            longest = max(longest, length)
-            if place in places:
-                found[place] = data[begin:end]
-        return found, longest
 
     def _read(self) -> bytes:
         with _Reader(self.path) as reader:
@@ -117,15 +105,11 @@ def read_part(
     """Alignment, metadata and tensors of the file at `path`, part `file_index` of its model."""
     with _Reader(path) as reader:
         n_tensors, n_pairs = _preamble(reader)
-        entries: dict[str, MetadataEntry] = {}
-        for _ in range(n_pairs):
-            entry = _pair(reader)
-            if entry.key in entries:
-                raise reader.fail(f"the metadata key {entry.key} occurs twice")
-            entries[entry.key] = entry
+        pairs = [_pair(reader) for _ in range(n_pairs)]
+        entries = {entry.key: entry for entry in pairs}
         alignment = _alignment(reader, entries)
         described = [_tensor(reader, file_index) for _ in range(n_tensors)]
-        tensors = _placed(reader, described, padded(reader.position, alignment), alignment)
+        tensors = _placed(reader, described, alignment)
     return alignment, MappingProxyType(entries), tensors
 
 
@@ -134,56 +118,46 @@ _SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8  # name of one byte, one dimension, typ
 
 
 class _Reader(Closeable):
-    """Reads a file through a window of fixed size; refuses positions beyond the end."""
+    """Reads a file; refuses lengths beyond its end."""
 
     WINDOW = 1 << 18
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            kind = special_kind(path.stat().st_mode)
-            if kind is not None:
-                raise ModelError(f"{path} is {kind}, not a GGUF file")
-            self._file = open_regular(path, buffering=0)
+            self._file = open_regular(path, self.WINDOW)
         except FileNotFoundError as error:
             raise ModelError(f"{path}: there is no such file") from error
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error.strerror}") from error
         self.size = path.stat().st_size
-        self._window = b""
-        self._base = 0
-        self._at = 0
+        self.most = min(self.size, MAX_HEADER_BYTES)
+        """Bytes that the header may have."""
 
     def close(self) -> None:
         self._file.close()
 
     @property
     def position(self) -> int:
-        return self._base + self._at
-
-    @property
-    def remaining(self) -> int:
-        return self.size - self.position
+        return self._file.tell()
 
     def fail(self, message: str) -> ModelError:
         return ModelError(f"{self.path} is damaged: {message}; download or copy it again")
 
     def seek(self, position: int) -> None:
-        if position > self.size:
-            beyond = position - self.size
-            raise self.fail(f"a length in its header points {beyond} bytes past the file's end")
-        if position > MAX_HEADER_BYTES:
-            raise self.fail(f"its header is larger than {MAX_HEADER_BYTES >> 20} MiB")
-        self._at = position - self._base
-        if self._at > len(self._window) or self._at < 0:
-            self._window, self._base, self._at = b"", position, 0
+        if position > self.most:
+            raise self.fail(f"a length in its header points past the file's end, or {_LIMIT}")
+        self._file.seek(position)
 
-    def take(self, n_bytes: int) -> bytes:
-        if n_bytes > len(self._window) - self._at:
-            self._fill(n_bytes)
-        start = self._at
-        self._at += n_bytes
-        return self._window[start : self._at]
+    def take(self, n_bytes: int, more: int = 0) -> bytes:
+        """The next `n_bytes`, and up to so many more."""
+        try:
+            data = self._file.read(n_bytes + more) if n_bytes <= self.most else b""
+        except OSError as error:
+            raise ModelError(f"{self.path} cannot be read: {error.strerror}") from error
+        if len(data) < n_bytes:
+            raise self.fail(f"a length in its header points past the file's end, or {_LIMIT}")
+        return data
 
     def number(self, layout: struct.Struct) -> int:
         value: int = layout.unpack(self.take(layout.size))[0]
@@ -194,28 +168,16 @@ class _Reader(Closeable):
 
     def skip_strings(self, count: int) -> None:
         """Skip `count` strings, in the inner loop of reading a vocabulary."""
-        window, at = self._window, self._at
-        unpack, last = U64.unpack_from, len(self._window) - 8
+        begin, at, window = self.position, 0, b""
+        unpack, last = U64.unpack_from, -1
         for _ in range(count):
             if at > last:
-                self.seek(self._base + at)
-                self._fill(8)
-                window, at, last = self._window, self._at, len(self._window) - 8
+                begin, at = begin + at, 0
+                self.seek(begin)
+                window = self.take(8, self.WINDOW)
+                last = len(window) - 8
             at += 8 + unpack(window, at)[0]
-        self.seek(self._base + at)
-
-    def _fill(self, n_bytes: int) -> None:
-        """Move the window to the position, so that it has at least `n_bytes`."""
-        start = self.position
-        self.seek(start + n_bytes)
-        self._base, self._at = start, 0
-        try:
-            self._file.seek(self._base)
-            self._window = self._file.read(max(n_bytes, self.WINDOW)) or b""
-        except OSError as error:
-            raise ModelError(f"{self.path} cannot be read: {error.strerror}") from error
-        if len(self._window) < n_bytes:
-            raise self.fail("the file became shorter while it was read")
+        self.seek(begin + at)
 
 
 def _preamble(reader: _Reader) -> tuple[int, int]:
@@ -236,14 +198,14 @@ def _preamble(reader: _Reader) -> tuple[int, int]:
         (n_pairs, _SMALLEST_PAIR, "metadata pairs"),
         (n_tensors, _SMALLEST_TENSOR, "tensors"),
     ):
-        if count > min(MAX_ENTRIES, reader.remaining // smallest):
+        if count > min(MAX_ENTRIES, reader.size // smallest):
             raise reader.fail(f"it claims {count} {what} in {reader.size} bytes")
     return n_tensors, n_pairs
 
 
 def _pair(reader: _Reader) -> MetadataEntry:
     start = reader.position
-    key = _name(reader, reader.string(), "metadata key")
+    key = reader.string().decode(errors="replace")
     kind = _value_type(reader, key)
     value: MetadataValue
     if kind is ValueType.ARRAY:
@@ -260,10 +222,10 @@ def _array(reader: _Reader, key: str) -> GgufArray:
     kind = _value_type(reader, key)
     count = reader.number(U64)
     if kind is ValueType.ARRAY:
-        raise reader.fail(f"{key} is an array of arrays")
+        raise reader.fail(f"{key[:64]!r} is an array of arrays")
     smallest = 8 if kind is ValueType.STRING else SCALARS[kind].size
-    if count > reader.remaining // smallest:
-        raise reader.fail(f"{key} claims {count} elements, more than the file can hold")
+    if count > reader.most // smallest:
+        raise reader.fail(f"{key[:64]!r} claims {count} elements, more than the file can hold")
     start = reader.position
     if kind is ValueType.STRING:
         reader.skip_strings(count)
@@ -277,80 +239,43 @@ def _value_type(reader: _Reader, key: str) -> ValueType:
     try:
         return ValueType(code)
     except ValueError:
-        raise reader.fail(f"{key} has the unknown value type {code}") from None
-
-
-def _name(reader: _Reader, raw: bytes, what: str) -> str:
-    if not raw or b"\0" in raw:
-        raise reader.fail(f"a {what} is empty or holds a zero byte")
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        raise reader.fail(f"the {what} {raw[:64]!r} is not UTF-8") from None
+        raise reader.fail(f"{key[:64]!r} has the unknown value type {code}") from None
 
 
 def _alignment(reader: _Reader, entries: Mapping[str, MetadataEntry]) -> int:
-    entry = entries.get("general.alignment")
-    if entry is None:
-        return DEFAULT_ALIGNMENT
-    value = entry.value
-    if entry.kind is not ValueType.UINT32 or not isinstance(value, int):
-        raise reader.fail(f"general.alignment must be uint32, it is {entry.kind.name.lower()}")
-    if value < DEFAULT_ALIGNMENT or value & (value - 1):
+    value = entries[key].value if (key := "general.alignment") in entries else DEFAULT_ALIGNMENT
+    if not isinstance(value, int) or value < DEFAULT_ALIGNMENT or value & (value - 1):
         # the format requires a power of two, the kernels alignment to 32
-        raise reader.fail(f"general.alignment {value} is not a power of two of at least 32")
+        raise reader.fail(f"{key} {value} is not a power of two of at least 32")
     return value
 
 
 def _tensor(reader: _Reader, file_index: int) -> TensorEntry:
     """A tensor's entry, with an offset relative to the start of the data."""
-    raw = reader.string()
-    name = _name(reader, raw, "tensor name")
-    if len(raw) > MAX_NAME_BYTES:
-        raise reader.fail(f"the tensor name {name[:64]!r} is longer than {MAX_NAME_BYTES} bytes")
+    name = reader.string().decode(errors="replace")
     n_dims = reader.number(U32)
     if not 1 <= n_dims <= MAX_DIMENSIONS:
-        raise reader.fail(f"{name} has {n_dims} dimensions, not 1 to {MAX_DIMENSIONS}")
+        raise reader.fail(f"{name[:64]!r} has {n_dims} dimensions, not 1 to {MAX_DIMENSIONS}")
     shape = tuple(reader.number(U64) for _ in range(n_dims))
     code = reader.number(U32)
     if code not in TENSOR_TYPES:
-        raise ModelError(f"{reader.path}: {name} has tensor type {code}, which is not known")
+        raise ModelError(f"{reader.path}: {name[:64]!r} has tensor type {code}, which is not known")
     kind = TENSOR_TYPES[code]
     n_elements = math.prod(shape)
     if not n_elements or kind.nbytes(n_elements) > reader.size:
         raise reader.fail(
-            f"{name} has the impossible shape {list(shape)} in a file of {reader.size:,} bytes"
-        )
-    if shape[0] % kind.block_size:
-        raise reader.fail(
-            f"{name} has rows of {shape[0]}, no multiple of the {kind.block_size} that make a "
-            f"{kind.name} block"
+            f"{name[:64]!r} has the impossible shape {list(shape)} in {reader.size:,} bytes"
         )
     return TensorEntry(name, shape, kind, file_index, reader.number(U64), kind.nbytes(n_elements))
 
 
-def _placed(
-    reader: _Reader, tensors: list[TensorEntry], data_offset: int, alignment: int
-) -> tuple[TensorEntry, ...]:
-    """The tensors with offsets from the file's start. Raises ModelError for gaps and overlaps."""
-    placed: dict[str, TensorEntry] = {}
-    expected = 0
-    for tensor in tensors:
-        if tensor.name in placed:
-            raise reader.fail(f"the tensor {tensor.name} occurs twice")
-        if tensor.offset != expected:
-            raise reader.fail(
-                f"{tensor.name} should lie at offset {expected} of the data, the header says "
-                f"{tensor.offset}"
-            )
-        offset = data_offset + expected
-        placed[tensor.name] = replace(tensor, offset=offset)
-        expected = padded(expected + tensor.nbytes, alignment)
-    if placed:
-        end = offset + tensor.nbytes
-        if end > reader.size:
-            raise ModelError(
-                f"{reader.path} is cut short: {end - reader.size} of {end} bytes are missing; "
-                "download or copy it again"
-            )
-    return tuple(placed.values())
+def _placed(reader: _Reader, tensors: list[TensorEntry], alignment: int) -> tuple[TensorEntry, ...]:
+    """The tensors with offsets from the file's start. Raises ModelError for a file cut short."""
+    begin = padded(reader.position, alignment)
+    end = begin + max((tensor.offset + tensor.nbytes for tensor in tensors), default=-begin)
+    if end > reader.size:
+        raise ModelError(
+            f"{reader.path} is cut short: {end - reader.size} of {end} bytes are missing; "
+            "download or copy it again"
+        )
+    return tuple(replace(tensor, offset=begin + tensor.offset) for tensor in tensors)
