@@ -16,12 +16,8 @@ Answer = dict[str, Any]
 PieceOf = Callable[[int], bytes]
 """The bytes of a token."""
 
-_REASONS: dict[FinishReason, str] = {
-    "stop": "stop",
-    "length": "length",
-    "context": "length",
-    "cancelled": "stop",
-}
+_REASONS: dict[FinishReason, str] = {"context": "length", "cancelled": "stop"}
+"""OpenAI's names of the reasons that it does not know."""
 
 
 @dataclass(slots=True)
@@ -53,31 +49,30 @@ def timings(result: GenerationResult) -> Answer:
     found: Answer = {"cache_n": result.reused_tokens}
     if drafted := result.speculation.drafted:
         found |= {"draft_n": drafted, "draft_n_accepted": result.speculation.accepted}
-    for name, n, seconds in (
-        ("prompt", len(result.prompt_tokens) - result.reused_tokens, result.timings.prompt_s),
-        ("predicted", len(result.tokens), result.timings.decode_s),
+    n_read, spent = len(result.prompt_tokens) - result.reused_tokens, result.timings
+    for name, n, seconds, per_s in (
+        ("prompt", n_read, spent.prompt_s, n_read / spent.prompt_s if spent.prompt_s else 0.0),
+        ("predicted", len(result.tokens), spent.decode_s, spent.tokens_per_s),
     ):
         found |= {
             f"{name}_n": n,
             f"{name}_ms": 1000 * seconds,
-            f"{name}_per_token_ms": 1000 * seconds / max(n, 1),
-            f"{name}_per_second": n / seconds if seconds else 0.0,
+            f"{name}_per_token_ms": 1000 / per_s if per_s else 0.0,
+            f"{name}_per_second": per_s,
         }
     return found
 
 
 def marks(result: GenerationResult) -> Answer:
     """Additional fields about timings and dropped context."""
-    found: Answer = {"timings": timings(result)}
-    if result.dropped_tokens:
-        found["context_shift"] = {"dropped_tokens": result.dropped_tokens}
-    return found
+    shift = {"context_shift": {"dropped_tokens": result.dropped_tokens}}
+    return {"timings": timings(result)} | (shift if result.dropped_tokens else {})
 
 
 def finish_reason(result: GenerationResult, has_calls: bool = False) -> str:
     if has_calls and result.finish_reason == "stop":
         return "tool_calls"
-    return _REASONS[result.finish_reason]
+    return _REASONS.get(result.finish_reason, result.finish_reason)
 
 
 def origins(events: Iterable[TokenEvent]) -> list[Answer]:

@@ -32,6 +32,7 @@ from edgespec.completions.requests import (
     check_tokens,
 )
 from edgespec.completions.running_request import ChoiceSource, Completion, OnResult, Reply
+from edgespec.completions.tokenizing import Tokenizes
 from edgespec.completions.writing import MessageWriter
 from edgespec.errors import ContextOverflow, EdgespecError, ModelError
 from edgespec.grammar.specification import GRAMMAR_BYTES, Grammar
@@ -48,6 +49,9 @@ class Generates(Protocol):
 
     @property
     def eog_tokens(self) -> frozenset[int]: ...
+
+    @property
+    def tokenizer(self) -> Tokenizes: ...
 
     def chat_prompt(
         self, messages: Sequence[Message], tools: Any = None, template: Any = None
@@ -94,8 +98,8 @@ class Completions:
         self.filling = FillingIn(self._session.encode)
 
     def piece_of(self, token: int) -> bytes:
-        """The bytes of a token."""
-        return self._session.piece(token)
+        """The bytes of a token, those of control tokens included."""
+        return self._session.tokenizer.piece(token)
 
     def count_tokens(self, request: ChatRequest) -> int:
         """Number of tokens of a conversation's prompt. Raises UsageError and ModelError."""

@@ -59,6 +59,8 @@ def test_prompts_of_llama_cpps_own_completion(client: httpx.Client) -> None:
     both = written([tokens["tokens"], {"prompt_string": "def f("}])
     assert [text["tokens"] for text in both] == [one["tokens"]] * 2
     assert written(["def f(", *one["tokens"]])["tokens_evaluated"] == len(tokens["tokens"]) + 3
+    spelled = client.post("/detokenize", json={"tokens": [0]}).json()["content"]
+    assert spelled and written([0, *tokens["tokens"]])["prompt"] == f"{spelled}def f("
 
 
 def test_settings_and_chosen_fields_of_llama_cpps_own_completion(client: httpx.Client) -> None:

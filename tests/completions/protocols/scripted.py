@@ -74,6 +74,8 @@ class ScriptedSession:
     def most_tokens(self, n_prompt: int, max_tokens: int | None = None) -> int:
         return max_tokens or 90
 
+    tokenizer = property(lambda self: self)
+
     def piece(self, token: int) -> bytes:
         return b"x"
 
