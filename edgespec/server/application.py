@@ -42,7 +42,6 @@ from edgespec.server.ollama_routes import ollama_dialect
 from edgespec.server.page import page
 from edgespec.server.queueing import Queue, RequestBodies, ServerFigures
 from edgespec.session.asynchronous import in_thread
-from edgespec.session.session import Session
 
 
 @dataclass(slots=True)
@@ -149,7 +148,8 @@ class Service:
         return JSONResponse(told)
 
     async def metrics(self, request: Request) -> Response:
-        paging, current = [one.model.paging for one in self.host.loaded], self.host.current
+        sessions = [one.served.model for one in self.host.loaded]
+        paging = [session.paging for session in sessions]
         values = {
             "requests_in_progress": self.queue.n_in_progress,
             "requests_processing": self.queue.n_processing,
@@ -159,8 +159,8 @@ class Service:
             "stall_seconds_total": sum(one.stall_s for one in paging),
             "model_loads_total": self.host.n_loads,
         }
-        if current is not None:
-            values["memory_budget_bytes"] = current.model.plan.budget_bytes
+        if sessions:
+            values["memory_budget_bytes"] = sessions[0].plan.budget_bytes
         text = self.figures.text(values)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
@@ -177,7 +177,7 @@ class Service:
 
     def _described(self, model: HostedModel) -> dict[str, Any]:
         loaded: dict[str, Any] = {}
-        if (served := self.host.served(model)) is not None:
+        if (served := model.served) is not None:
             loaded["context_length"] = served.model.target.n_ctx
             if isinstance(served, ServedText):
                 loaded["sampling"] = served.completions.sampling
@@ -222,7 +222,7 @@ class Service:
             fields = llama_routes.as_fields(decoded(body))
         name = fields.get("model") or fields.get("name")
         model = self.host.named(str(name) if name else None)
-        served = self.host.served(model)
+        served = model.served
         template = served.completions.template if isinstance(served, ServedText) else ""
         info = served and served.model.target
         return JSONResponse(ollama_routes.shown(model, info, template))
@@ -275,34 +275,34 @@ class Service:
                 return StreamingResponse(pieces, media_type="application/json")
 
     async def budget(self, request: Request) -> Response:
-        most_bytes = self.budget_limit.most_bytes
-        return JSONResponse(asdict(self._loaded.budget) | {"most_bytes": most_bytes})
+        budget = self._budgeted.served.model.budget
+        return JSONResponse(asdict(budget) | {"most_bytes": self.budget_limit.most_bytes})
 
     async def set_budget(self, request: Request) -> Response:
         self.guard.check_admin(request.headers)
         async with self.bodies.of(request) as body:
             size = self.budget_limit.budget_of(decoded(body))
-        session = self._loaded
+        model = self._budgeted
 
         def change() -> None:
-            session.set_memory_budget(size)
+            model.served.model.set_memory_budget(size)
             self.on_budget(size)
 
-        with self.host.staying():  # the next model is loaded with the new budget
+        with self.host.staying(model):  # the next model is loaded with the new budget
             async with self.changing_budget:
                 await in_thread(change)
         return await self.budget(request)
 
     @property
-    def _loaded(self) -> Session:
+    def _budgeted(self) -> HostedModel:
         """The loaded model that writes texts. Raises Refusal if there is none, and if several share
         the budget."""
         if self.host.together:
             message = "several models share the budget, which stays: start the server with another"
             raise Refusal(409, message, code="budget_shared")
-        if not isinstance(served := self.host.current, ServedText):
+        if not self.host.loaded or self.host.loaded[0].embeds:
             raise overloaded("no model that writes texts is loaded", "not_loaded")
-        return served.model
+        return self.host.loaded[0]
 
 
 _Compute = Callable[[ServedText, Any], dict[str, Any]]

@@ -50,17 +50,6 @@ class ServedText:
     leaves_room: bool
 
 
-@dataclass(slots=True, eq=False)
-class _Seat:
-    """A loaded model in memory."""
-
-    model: HostedModel
-    served: Any
-    is_beside: bool = False
-    """True for a model in the room that another one leaves."""
-    n_users: int = 0
-
-
 class ModelHost:
     """Loads the models that are asked for, in turn."""
 
@@ -78,7 +67,6 @@ class ModelHost:
         self.n_loads = 0
         """Number of models loaded so far."""
         self._load = load
-        self._seats: dict[HostedModel, _Seat] = {}
         self._line: dict[HostedModel, int] = {}
         """Numbers of requests that wait for models, in the order in which these were asked for."""
         self._work: asyncio.Task[None] | None = None
@@ -87,40 +75,28 @@ class ModelHost:
         """The model that is being loaded, what is done and the share of it that is done."""
         self._is_ending = False
 
-    def seat(self, model: HostedModel, served: Any) -> None:
-        """Take in a model that is loaded already."""
-        self._seats[model] = _Seat(model, served)
-
     @property
-    def loaded(self) -> list[Any]:
-        """The loaded models."""
-        return [seat.served for seat in list(self._seats.values())]
-
-    @property
-    def current(self) -> Any:
-        """The loaded model that writes texts, otherwise any; None if there is none."""
-        return self._first.served if self._seats else None
+    def loaded(self) -> list[HostedModel]:
+        """The models in memory, those that write texts first."""
+        loaded = [model for model in self.models if model.served is not None]
+        return sorted(loaded, key=lambda model: model.embeds)
 
     def named(self, name: str | None, embeds: bool | None = None) -> HostedModel:
         """The model that a request names, see `model_named`. Raises Refusal."""
         return model_named(self.models, name, embeds)
 
-    def served(self, model: HostedModel) -> Any:
-        """The loaded model; None while it is not in memory."""
-        return self._seats[model].served if model in self._seats else None
-
     def is_ready(self, model: HostedModel) -> bool:
         """True if a request to `model` need not wait: it is loaded, and has to leave for no other
         one."""
-        seat = self._seats.get(model)
-        return seat is not None and not any(seat in self._leaving(one) for one in self._line)
+        leaving = (self._leaving(one) for one in self._line)
+        return model.served is not None and not any(model in others for others in leaving)
 
     def state(self, model: HostedModel) -> dict[str, Any]:
         """The state of a model, as llama.cpp's router tells it, with the progress of loading."""
         loading, doing, share = self._loading
         if model is loading:
             return {"value": "loading", "doing": doing, "progress": round(share, 3)}
-        if model in self._seats:
+        if model.served is not None:
             return {"value": "loaded"}
         failed = {"failed": True, "error": model.error} if model.error else {}
         return {"value": "unloaded", **failed}
@@ -140,37 +116,29 @@ class ModelHost:
             raise not_loaded(model.name, str(model.error))
         if not self.is_ready(model):
             await self._turn(model)
-        with self._in_use(self._seats[model]) as served:
-            yield served
+        with self.staying(model):
+            yield model.served
 
     @contextmanager
-    def staying(self) -> Iterator[None]:
-        """Context manager in which `current`, of which there is one, stays in memory."""
-        with self._in_use(self._first):
+    def staying(self, model: HostedModel) -> Iterator[None]:
+        """Context manager in which a loaded model stays in memory."""
+        model.n_users += 1
+        try:
             yield
+        finally:
+            model.n_users -= 1
 
     def stop(self) -> None:
         """End what is being loaded and computed, from any thread; nobody waits any longer."""
         self._is_ending = True
-        for served in self.loaded:
-            served.model.cancel()
+        for model in self.loaded:
+            if (served := model.served) is not None:
+                served.model.cancel()
 
     def close(self) -> None:
         """Close the loaded models, once the event loop has ended."""
         self._is_ending = True
-        close_all(*self._taken_out(list(self._seats.values())))
-
-    @property
-    def _first(self) -> _Seat:
-        return min(self._seats.values(), key=lambda seat: seat.model.embeds)
-
-    @contextmanager
-    def _in_use(self, seat: _Seat) -> Iterator[Any]:
-        seat.n_users += 1
-        try:
-            yield seat.served
-        finally:
-            seat.n_users -= 1
+        close_all(*_taken_out(self.loaded))
 
     async def _turn(self, model: HostedModel) -> None:
         """Wait until a model is in memory and first in line. Requests to one model wait together,
@@ -182,7 +150,7 @@ class ModelHost:
         try:
             while True:
                 is_first = next(iter(self._line)) is model
-                if is_first and model in self._seats:
+                if is_first and model.served is not None:
                     return
                 if self._is_ending:
                     raise Cancelled("the server is shutting down")
@@ -190,7 +158,7 @@ class ModelHost:
                     raise not_loaded(model.name, model.error)
                 if self._work is not None and not self._work.done():
                     await asyncio.wait({self._work})
-                elif is_first and not any(seat.n_users for seat in self._leaving(model)):
+                elif is_first and not any(other.n_users for other in self._leaving(model)):
                     self._work = asyncio.ensure_future(self._switch(model))
                 else:
                     await asyncio.sleep(_LOOK_S)
@@ -199,23 +167,23 @@ class ModelHost:
             if not self._line[model]:
                 del self._line[model]
 
-    def _leaving(self, model: HostedModel) -> list[_Seat]:
+    def _leaving(self, model: HostedModel) -> list[HostedModel]:
         """The loaded models that have to leave for `model`."""
         if self.together:
             return []
         stays = self._comes_beside(model)
-        others = [seat for seat in self._seats.values() if seat.model is not model]
-        return [seat for seat in others if seat.is_beside or not stays]
+        others = (other for other in self.loaded if other is not model)
+        return [other for other in others if other.is_beside or not stays]
 
     def _comes_beside(self, model: HostedModel) -> bool:
-        alone = [seat for seat in self._seats.values() if not seat.is_beside]
-        return model.fits_beside and all(seat.served.leaves_room for seat in alone)
+        alone = (other for other in self.loaded if not other.is_beside)
+        return model.fits_beside and all(other.served.leaves_room for other in alone)
 
     async def _switch(self, model: HostedModel) -> None:
         """Unload the models that have to leave and load `model`; it has its error if it fails."""
         is_beside = not self.together and self._comes_beside(model)
         # here, so that no request is seated there any more
-        closes = self._taken_out(self._leaving(model))
+        closes = _taken_out(self._leaving(model))
 
         def report(doing: str, share: float) -> None:
             self._loading = model, doing, share
@@ -227,7 +195,7 @@ class ModelHost:
             closes.clear()  # they hold vocabularies of megabytes
             gc.collect()  # sessions refer to themselves
             report("opening", 0.0)
-            served = self._load(model, is_beside or bool(self._seats), report)
+            served = self._load(model, is_beside or bool(self.loaded), report)
             if self._is_ending:
                 served.model.close()
             report("ready", 1.0)
@@ -243,12 +211,14 @@ class ModelHost:
             model.error = " ".join(told.split())
         else:
             self.n_loads += 1
-            self._seats[model] = _Seat(model, served, is_beside)
+            model.served, model.is_beside = served, is_beside
         finally:
             self._loading = None, "", 0.0
 
-    def _taken_out(self, seats: Sequence[_Seat]) -> list[Callable[[], None]]:
-        """Functions that close models, which are no longer loaded."""
-        for seat in seats:
-            del self._seats[seat.model]
-        return [seat.served.model.close for seat in seats]
+
+def _taken_out(models: Sequence[HostedModel]) -> list[Callable[[], None]]:
+    """Functions that close models, which are no longer loaded."""
+    closes = [model.served.model.close for model in models]
+    for model in models:
+        model.served = None
+    return closes

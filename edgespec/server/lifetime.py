@@ -116,14 +116,14 @@ class Server:
         self._host = host = ModelHost(models, load_served, together)
         self._queue = Queue(
             settings.queue,
-            lambda: [one.turns for one in host.loaded if isinstance(one, ServedText)],
+            lambda: [one.served.turns for one in host.loaded if not one.embeds],
         )
         self.chat_refusal: str | None = None
         """Reason why the loaded model cannot answer conversations; None if it can."""
         n_ctx, budget = 0, settings.max_budget
         if first is not None:
             n_ctx, budget = first.model.target.n_ctx, budget or first.model.plan.budget_bytes
-            host.seat(models[0], begun := served(models[0], first))
+            models[0].served = begun = served(models[0], first)
             if isinstance(begun, ServedText):
                 self.chat_refusal = begun.completions.chat_refusal
         body_bytes = settings.max_body

@@ -259,7 +259,7 @@ def test_models_that_the_budget_holds_stay_and_write_at_once() -> None:
     async def steps() -> None:
         held = asyncio.Event()
         first = asyncio.create_task(world.ask(world.a, held))
-        await until(lambda: world.host.served(world.a) is not None)
+        await until(lambda: world.a.served is not None)
         assert await world.ask(world.b) == "b.gguf"
         assert await world.ask(world.vectors) == "v.gguf"
         held.set()
@@ -302,6 +302,6 @@ def test_whatever_clients_do_everybody_is_answered_and_no_model_stays_in_use(see
 
     run(steps())
     assert not world.host._line
-    assert not any(seat.n_users for seat in world.host._seats.values())
+    assert not any(model.n_users for model in world.host.models)
     world.host.close()
     assert not world.in_memory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from edgespec.completions.refusals import Refusal
 
@@ -28,6 +29,12 @@ class HostedModel:
     """Reason why it could not be planned, or not loaded the last time."""
     is_unusable: bool = False
     """True if no model has to leave to know that it cannot be loaded."""
+    served: Any = None
+    """The loaded model as its requests use it; None while it is not in memory."""
+    is_beside: bool = False
+    """True for a loaded model in the room that another one leaves."""
+    n_users: int = 0
+    """Number of requests that keep it in memory."""
 
 
 def model_named(
