@@ -72,7 +72,7 @@ class Door:
 async def complete(service: Service, door: Door, request: Request) -> Response:
     """The answer to a request."""
     async with AsyncExitStack() as stack:
-        body = await stack.enter_async_context(service.bodies.of(request))
+        body = await stack.enter_async_context(service.queue.body_of(request))
         stack.enter_context(service.queue.place())
         model, streams = await service.wanted(body)
         one = _OneAnswer(service, request, body, door, model, stack)

@@ -40,7 +40,7 @@ from edgespec.server.hosting import ModelHost, ServedText
 from edgespec.server.llama_routes import llama_dialect
 from edgespec.server.ollama_routes import ollama_dialect
 from edgespec.server.page import page
-from edgespec.server.queueing import Queue, RequestBodies, ServerFigures
+from edgespec.server.queueing import Queue, ServerFigures
 from edgespec.session.asynchronous import in_thread
 
 
@@ -50,7 +50,6 @@ class Service:
 
     host: ModelHost
     queue: Queue
-    bodies: RequestBodies
     guard: Guard
     figures: ServerFigures
     budget_limit: BudgetLimit
@@ -120,7 +119,7 @@ class Service:
                 for version in ("", "/v1")
                 for method, path, handler in table
             ],
-            exception_handlers={HTTPException: _refused, Exception: _refused},
+            exception_handlers={HTTPException: refused, Exception: refused},
         )
         application.router.redirect_slashes = False  # `Front` has removed the slash
         return application
@@ -218,7 +217,7 @@ class Service:
         return JSONResponse({"version": extras.installed_version()})
 
     async def show(self, request: Request) -> Response:
-        async with self.bodies.of(request) as body:
+        async with self.queue.body_of(request) as body:
             fields = llama_routes.as_fields(decoded(body))
         name = fields.get("model") or fields.get("name")
         model = self.host.named(str(name) if name else None)
@@ -247,7 +246,7 @@ class Service:
 
     async def computed(self, compute: _Compute, request: Request) -> Response:
         """The answer that `compute` gives with the model that a request names, and its body."""
-        async with self.bodies.of(request) as body:
+        async with self.queue.body_of(request) as body:
             model, _ = await self.wanted(body)
 
             def computed() -> dict[str, Any]:
@@ -259,7 +258,7 @@ class Service:
 
     async def embeddings(self, request: Request) -> Response:
         with self.queue.place():
-            async with self.bodies.of(request) as body:
+            async with self.queue.body_of(request) as body:
                 model, _ = await self.wanted(body, embeds=True)
 
                 def compute() -> Iterator[str]:
@@ -280,7 +279,7 @@ class Service:
 
     async def set_budget(self, request: Request) -> Response:
         self.guard.check_admin(request.headers)
-        async with self.bodies.of(request) as body:
+        async with self.queue.body_of(request) as body:
             size = self.budget_limit.budget_of(decoded(body))
         model = self._budgeted
 
@@ -312,7 +311,3 @@ _Handler = Callable[[Request], Awaitable[Response]]
 
 def _count(served: ServedText, request: ChatRequest) -> dict[str, Any]:
     return {"input_tokens": served.completions.count_tokens(request)}
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    return refused(error, request.scope)

@@ -17,7 +17,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -123,7 +123,8 @@ class Front:
             await self._app(inner, receive, send_named)
         except Exception as error:
             if status == GONE:
-                await refused(error, scope)(scope, receive, send_named)
+                response = await refused(Request(scope), error)
+                await response(scope, receive, send_named)
             elif not is_whole:  # Starlette raises errors again behind their responses
                 refusal_for(error, scope)
                 raise
@@ -132,10 +133,9 @@ class Front:
 
     def _report(self, scope: Scope, status: int, seconds: float) -> None:
         state: dict[str, Any] = scope["state"]
-        if status == GONE:
-            self._figures.gone += 1
-        else:
-            self._figures.answers[status] += 1
+        totals, answered = self._figures.totals, f'answers_total{{status="{status}"}}'
+        counted = "clients_gone_total" if status == GONE else answered
+        totals[counted] = totals.get(counted, 0) + 1
         refusal: Refusal | None = state.get("refusal")
         if refusal is not None and refusal.code == "target_lost":
             self._figures.loss = refusal
@@ -165,12 +165,10 @@ class Front:
 def refusal_for(error: Exception, scope: Scope) -> Refusal:
     """The refusal that answers an error, without its causes, whose frames keep the request in
     memory. The traceback of a failure of the server's own is kept for the log."""
-    path, method = scope["path"], scope["method"]
-    if isinstance(error, HTTPException) and (allowed := (error.headers or {}).get("Allow")):
-        message, headers = f"{path} takes {allowed}, not {method}", dict(error.headers or {})
-        refusal = Refusal(405, message, code="method_not_allowed", headers=headers)
-    elif isinstance(error, HTTPException):
-        refusal = Refusal(404, f"there is nothing at {method} {path}", code="not_found")
+    if isinstance(error, HTTPException):  # of a path or a method that there is not
+        code, headers = error.detail.lower().replace(" ", "_"), dict(error.headers or {})
+        message = f"{scope['method']} {scope['path']}: {error.detail}"
+        refusal = Refusal(error.status_code, message, code=code, headers=headers)
     else:
         refusal = refusal_of(error)
     if refusal.status == 500 and refusal is not error:
@@ -187,12 +185,12 @@ def error_body(refusal: Refusal, scope: Scope) -> Answer:
     return told(refusal, scope["state"]["request_id"]) if told else refusal.content
 
 
-def refused(error: Exception, scope: Scope) -> Response:
+async def refused(request: Request, error: Exception) -> Response:
     """The response to a request that failed with `error`."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=GONE)
-    refusal = refusal_for(error, scope)
-    return JSONResponse(error_body(refusal, scope), refusal.status, refusal.headers)
+    refusal = refusal_for(error, request.scope)
+    return JSONResponse(error_body(refusal, request.scope), refusal.status, refusal.headers)
 
 
 def _request_id(headers: Headers) -> str:

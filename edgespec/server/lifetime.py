@@ -14,6 +14,7 @@ from html import escape
 from typing import Any, NoReturn
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -33,7 +34,7 @@ from edgespec.server.front import Front, Log, refused
 from edgespec.server.guarding import BudgetLimit, Guard
 from edgespec.server.hosting import LoadedModel, ModelHost, ServedText
 from edgespec.server.page import static_file
-from edgespec.server.queueing import Queue, RequestBodies, ServerFigures, Turns
+from edgespec.server.queueing import Queue, ServerFigures, Turns
 from edgespec.session.embedder import Embedder
 from edgespec.settings.config import ServerSettings
 
@@ -64,9 +65,9 @@ class Server:
         self._drain_s = drain_s
         self._doing = doing
         self._figures = ServerFigures()
-        self._answer: ASGIApp = self._loading
+        self._application: ASGIApp | None = None
         self._http = HttpServer(
-            Front(self._answered, guard, log, self._figures), limits, SHUTDOWN_S + drain_s
+            Front(self._answer, guard, log, self._figures), limits, SHUTDOWN_S + drain_s
         )
 
     def open(
@@ -114,28 +115,30 @@ class Server:
             return served(which[0], load(*which))
 
         self._host = host = ModelHost(models, load_served, together)
-        self._queue = Queue(
-            settings.queue,
-            lambda: [one.served.turns for one in host.loaded if not one.embeds],
-        )
-        self.chat_refusal: str | None = None
-        """Reason why the loaded model cannot answer conversations; None if it can."""
-        n_ctx, budget = 0, settings.max_budget
-        if first is not None:
-            n_ctx, budget = first.model.target.n_ctx, budget or first.model.plan.budget_bytes
-            models[0].served = begun = served(models[0], first)
-            if isinstance(begun, ServedText):
-                self.chat_refusal = begun.completions.chat_refusal
         body_bytes = settings.max_body
         if body_bytes is None:
             least = EMBEDDING_BODY_BYTES if any(one.embeds for one in models) else 0
-            body_bytes = max(least, max_body_bytes(n_ctx))
-        bodies = RequestBodies(body_bytes, BODIES_AT_ONCE * body_bytes, self._limits.body_s)
-        limit, max_s = BudgetLimit.of(budget or "auto"), settings.time_limit
-        service = Service(host, self._queue, bodies, self._guard, figures, limit, on_budget, max_s)
+            body_bytes = max(least, max_body_bytes(first.model.target.n_ctx if first else 0))
+        self._queue = Queue(
+            settings.queue,
+            lambda: [one.served.turns for one in host.loaded if not one.embeds],
+            body_bytes,
+            BODIES_AT_ONCE * body_bytes,
+            self._limits.body_s,
+        )
+        self.chat_refusal: str | None = None
+        """Reason why the loaded model cannot answer conversations; None if it can."""
+        budget = settings.max_budget or "auto"
+        if first is not None:
+            budget = settings.max_budget or first.model.plan.budget_bytes
+            models[0].served = begun = served(models[0], first)
+            if isinstance(begun, ServedText):
+                self.chat_refusal = begun.completions.chat_refusal
+        limit, max_s = BudgetLimit.of(budget), settings.time_limit
+        service = Service(host, self._queue, self._guard, figures, limit, on_budget, max_s)
         n_at_once = self._queue.n_slots if len(models) == 1 else MOST_AT_ONCE
         self._http.allow(n_at_once + settings.queue)
-        self._answer = service.application()
+        self._application = service.application()
 
     @contextmanager
     def running(self, listener: socket.socket) -> Iterator[None]:
@@ -158,19 +161,18 @@ class Server:
         """Close the models that are loaded. Idempotent."""
         self._host.close()
 
-    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answer(scope, receive, send)
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self._application or await self._loading(scope))(scope, receive, send)
 
-    async def _loading(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _loading(self, scope: Scope) -> Response:
         what, share = self._doing()
         words = f"the model is loading: {what}, {share:.0%}" if what else "the model is loading"
         refusal = overloaded(words, "loading")
-        response = refused(refusal, scope)
         if "text/html" in Headers(scope=scope).get("accept", ""):  # a browser, which asks again
             text = static_file("loading.html").decode()
             text = text.replace("WHAT", escape(what)).replace("SHARE", f"{share:.2f}")
-            response = Response(text, 503, refusal.headers, "text/html")
-        await response(scope, receive, send)
+            return Response(text, 503, refusal.headers, "text/html")
+        return await refused(Request(scope), refusal)
 
     def drain(self) -> None:
         """Take no more requests, wait for those under way, and stop once their time is over.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from itertools import groupby
 
 from starlette.requests import Request
 
@@ -60,28 +61,35 @@ class Turns:
             self._freed.set()
 
 
+@dataclass(slots=True)
 class Queue:
-    """Places of requests, of which up to `max_waiting` may wait; others are refused."""
+    """Admission of requests: room for their bodies, and places, of which up to `max_waiting` may
+    wait for their turn; others are refused."""
 
-    def __init__(self, max_waiting: int, turns: Callable[[], Iterable[Turns]]) -> None:
-        """`turns` gives those of all models that are loaded."""
-        self._max_waiting = max_waiting
-        self._turns = turns
-        self.n_in_progress = 0
-        self.is_ending = False
-        """True once the server shuts down: no waiting request starts."""
-        self.preparing = asyncio.Lock()
-        """Held while a request is prepared, which takes far more memory than its body."""
+    max_waiting: int
+    turns: Callable[[], Iterable[Turns]]
+    """Gives those of all models that are loaded."""
+    max_body_bytes: int = 0
+    """Most bytes of one body."""
+    free_bytes: int = 0
+    """Room for bodies of requests that arrive or wait."""
+    patience_s: float = 0
+    """Seconds for a body to come."""
+    n_in_progress: int = 0
+    is_ending: bool = False
+    """True once the server shuts down: no waiting request starts."""
+    preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a request is prepared, which takes far more memory than its body."""
 
     @property
     def n_slots(self) -> int:
         """Number of requests that are answered at once."""
-        return sum(turns.n_slots for turns in self._turns())
+        return sum(turns.n_slots for turns in self.turns())
 
     @property
     def n_processing(self) -> int:
         """Number of requests that run."""
-        return sum(turns.n_processing for turns in self._turns())
+        return sum(turns.n_processing for turns in self.turns())
 
     def n_for_each(self, turns: Turns) -> int:
         """Number of texts that one request may generate at once: its own slot and idle ones.
@@ -93,37 +101,21 @@ class Queue:
     @contextmanager
     def place(self) -> Iterator[None]:
         """Hold a place in the queue for one request. Raises Refusal if there is none."""
-        if self.n_in_progress >= max(1, self.n_slots) + self._max_waiting:
-            raise overloaded(
-                f"{self.n_in_progress} requests are under way, which is as many as this server "
-                "takes",
-                "queue_full",
-            )
+        if self.n_in_progress >= max(1, self.n_slots) + self.max_waiting:
+            message = "requests are under way, which is as many as this server takes"
+            raise overloaded(f"{self.n_in_progress} {message}", "queue_full")
         self.n_in_progress += 1
         try:
             yield
         finally:
             self.n_in_progress -= 1
 
-
-class RequestBodies:
-    """Bodies of requests that arrive or wait for their turn, of `max_bytes` together."""
-
-    def __init__(self, max_body_bytes: int, max_bytes: int, patience_s: float) -> None:
-        self._max_body_bytes = max_body_bytes
-        self._free_bytes = max_bytes
-        self._patience_s = patience_s
-
     @asynccontextmanager
-    async def of(self, request: Request) -> AsyncIterator[bytearray]:
+    async def body_of(self, request: Request) -> AsyncIterator[bytearray]:
         """Receive the body of a request; its bytes count until the block ends.
 
-        Raises Refusal if it is compressed, too large or too slow, or if there is no room.
+        Raises Refusal if it is too large or too slow, or if there is no room.
         """
-        coding = request.headers.get("content-encoding", "identity")
-        if coding.lower() != "identity":
-            message = f"the body has the Content-Encoding {coding!r}: send it as it is"
-            raise Refusal(415, message, code="unsupported_encoding")
         announced = request.headers.get("content-length", "0")
         self._check_size(int(announced) if announced.isdecimal() else 0)
         body = bytearray()
@@ -131,29 +123,26 @@ class RequestBodies:
             await self._receive(request, body)
             yield body
         finally:
-            self._free_bytes += len(body)
+            self.free_bytes += len(body)
 
     async def _receive(self, request: Request, body: bytearray) -> None:
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self.patience_s):
                 async for part in request.stream():
                     self._check_size(len(body) + len(part))
-                    if len(part) > self._free_bytes:
+                    if len(part) > self.free_bytes:
                         raise overloaded("requests under way have all memory for bodies", "no_room")
-                    self._free_bytes -= len(part)
+                    self.free_bytes -= len(part)
                     body += part
         except TimeoutError:
-            message = f"the body did not come within {self._patience_s:g} s"
+            message = f"the body did not come within {self.patience_s:g} s"
             raise Refusal(408, message, code="body_too_slow") from None
 
     def _check_size(self, n_bytes: int) -> None:
-        if n_bytes > self._max_body_bytes:
-            raise Refusal(
-                413,
-                f"the body has more than {self._max_body_bytes:,} bytes: send less, or start the "
-                "server with max-body in its --config file",
-                code="too_large",
-            )
+        if n_bytes > self.max_body_bytes:
+            message = f"the body has more than {self.max_body_bytes:,} bytes: send less, or start "
+            message += "the server with max-body in its --config file"
+            raise Refusal(413, message, code="too_large")
 
 
 _TOTALS: dict[str, Callable[[GenerationResult], float]] = {
@@ -173,33 +162,25 @@ class ServerFigures:
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
-        self._totals: dict[str, float] = dict.fromkeys(_TOTALS, 0)
-        self.answers: Counter[int] = Counter()
-        """Number of responses by HTTP status."""
-        self.gone = 0
-        """Number of requests whose client disconnected."""
+        self.totals: dict[str, float] = dict.fromkeys([*_TOTALS, "clients_gone_total"], 0)
+        """Totals over all generations, of clients who disconnected, and of answers by status."""
         self.loss: Refusal | None = None
         """The loss of the target, after which nothing can be answered."""
 
     def count(self, result: GenerationResult) -> None:
         """Add the result of one generation."""
         for name, of in _TOTALS.items():
-            self._totals[name] += of(result)
+            self.totals[name] += of(result)
 
     def text(self, others: Mapping[str, float]) -> str:
         """The metrics and others in Prometheus's text format."""
-        values = {
+        own = {
             "uptime_seconds": time.monotonic() - self._began_s,
             "peak_memory_bytes": process.peak_rss_bytes(),
-            "clients_gone_total": self.gone,
-            **self._totals,
-            **others,
         }
-        lines = []
-        for name, value in values.items():
-            kind = "counter" if name.endswith("_total") else "gauge"
-            lines += [f"# TYPE edgespec_{name} {kind}", f"edgespec_{name} {value}"]
-        lines.append("# TYPE edgespec_answers_total counter")
-        for status, count in sorted(self.answers.items()):
-            lines.append(f'edgespec_answers_total{{status="{status}"}} {count}')
+        values, lines = {**own, **others, **self.totals}, []
+        for family, names in groupby(values, lambda name: name.partition("{")[0]):
+            kind = "counter" if family.endswith("_total") else "gauge"
+            lines += [f"# TYPE edgespec_{family} {kind}"]
+            lines += [f"edgespec_{name} {values[name]}" for name in names]
         return "\n".join([*lines, ""])
