@@ -233,7 +233,7 @@ MOST_LINES = {
     "paging": 1900,
     "ports": 554,
     "rules": 952,
-    "server": 2135,
+    "server": 2049,
     "session": 2381,
     "settings": 977,
     "state": 589,

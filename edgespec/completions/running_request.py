@@ -61,9 +61,9 @@ class Reply:
         """Events behind the last step."""
         return ()
 
-    def failed(self, refusal: Refusal, request_id: str) -> Iterable[Answer]:
-        """Events of a stream that ends in an error."""
-        return (refusal.content,)
+    def failed(self, refusal: Refusal) -> Iterable[Answer]:
+        """Events of a stream that ends in an error; none: the body of its response."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True)

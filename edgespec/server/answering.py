@@ -175,10 +175,8 @@ class _OneAnswer:
                 put(door.told(one))
         except Exception as error:  # noqa: BLE001 - the status is sent, so the error is an event
             refusal = refusal_for(error, scope)
-            failed = [error_body(refusal, scope)]
-            if self.reply is not None:
-                failed = [*self.reply.failed(refusal, scope["state"]["request_id"])]
-            for one in failed:
+            failed = self.reply.failed(refusal) if self.reply else ()
+            for one in [*failed] or [error_body(refusal, scope)]:
                 put(door.told(one))
         finally:
             put(door.end)

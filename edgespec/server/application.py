@@ -77,47 +77,37 @@ class Service:
             "/api/generate": Door(partial(ollama_dialect, chats=False), told=line),
         }
         computed: dict[str, _Compute] = {
-            "/messages/count_tokens": lambda served, body: _count(
-                served, CountRequest.parse(body).chat_request()
-            ),
-            "/chat/completions/input_tokens": lambda served, body: _count(
-                served, ChatRequest.parse(body)
-            ),
+            "/messages/count_tokens": _count(lambda body: CountRequest.parse(body).chat_request()),
+            "/chat/completions/input_tokens": _count(ChatRequest.parse),
             "/apply-template": lambda served, body: {
                 "prompt": served.completions.rendered(ChatRequest.parse(body))
             },
             "/tokenize": lambda served, body: tokenize(served.model.tokenizer, body),
             "/detokenize": lambda served, body: detokenize(served.model.tokenizer, body),
         }
-        posts: dict[str, _Handler] = {
-            **{path: partial(complete, self, door) for path, door in doors.items()},
-            **{path: partial(self.computed, compute) for path, compute in computed.items()},
-            "/embeddings": self.embeddings,
-            "/rerank": self.rerank,
-            "/api/show": self.show,
-            "/budget": self.set_budget,
+        guarded: dict[str, _Handler] = {
+            **{f"POST {path}": partial(complete, self, door) for path, door in doors.items()},
+            **{f"POST {path}": partial(self.computed, of) for path, of in computed.items()},
+            "POST /embeddings": self.embeddings,
+            "POST /rerank": self.rerank,
+            "POST /budget": self.set_budget,
+            "GET /budget": self.budget,
+            "GET /models": self.models,
+            "GET /models/{name:path}": self.model,
+            "GET /metrics": self.metrics,
+            "GET /props": self.props,
+            "GET /slots": self.slots,
+            "GET /api/tags": self.tags,
+            "GET /api/version": self.version,
+            "POST /api/show": self.show,
         }
-        gets: dict[str, _Handler] = {
-            "/props": self.props,
-            "/slots": self.slots,
-            "/api/tags": self.tags,
-            "/api/version": self.version,
-            "/models": self.models,
-            "/models/{name:path}": self.model,
-            "/budget": self.budget,
-            "/metrics": self.metrics,
-        }
-        public = {"/health": self.health, "/": page, "/page/{name}": page}
-        table = (
-            *(("POST", path, self._guarded(handler)) for path, handler in posts.items()),
-            *(("GET", path, self._guarded(handler)) for path, handler in gets.items()),
-            *(("GET", path, handler) for path, handler in public.items()),
-        )
+        public = {"GET /health": self.health, "GET /": page, "GET /page/{name}": page}
+        routes = {name: self._guarded(handler) for name, handler in guarded.items()} | public
         application = Starlette(
             routes=[
-                Route(version + path, handler, methods=[method])
+                Route(version + name.split()[1], handler, methods=name.split()[:1])
                 for version in ("", "/v1")
-                for method, path, handler in table
+                for name, handler in routes.items()
             ],
             exception_handlers={HTTPException: refused, Exception: refused},
         )
@@ -309,5 +299,5 @@ _Compute = Callable[[ServedText, Any], dict[str, Any]]
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
-def _count(served: ServedText, request: ChatRequest) -> dict[str, Any]:
-    return {"input_tokens": served.completions.count_tokens(request)}
+def _count(parse: Callable[[Any], ChatRequest]) -> _Compute:
+    return lambda served, body: {"input_tokens": served.completions.count_tokens(parse(body))}

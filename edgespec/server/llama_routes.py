@@ -15,7 +15,7 @@ from edgespec.completions import answers
 from edgespec.completions.answers import Answer
 from edgespec.completions.filling import FillingIn
 from edgespec.completions.protocols.answer_parts import Step
-from edgespec.completions.protocols.request_parts import ParsedRequest, RequestError, RequestPart
+from edgespec.completions.protocols.request_parts import ParsedRequest, RequestError
 from edgespec.completions.requests import CompletionRequest
 from edgespec.completions.running_request import Completion, Reply
 from edgespec.completions.service import Completions
@@ -25,20 +25,14 @@ from edgespec.values import TokenEvent
 _STOPS = {"length": "limit", "context": "limit", "cancelled": "limit", "stop": "eos"}
 
 
-class _File(RequestPart):
-    """A further file of a request to fill in."""
-
-    text: str
-    filename: str = "file"
-
-
 class _OwnFields(ParsedRequest):
     """Fields of requests that only llama.cpp's server has."""
 
     prompt: Any = ""
     input_prefix: str = ""
     input_suffix: str = ""
-    input_extra: list[_File] = Field(default_factory=list)
+    input_extra: list[dict[str, Any]] = Field(default_factory=list)
+    """Further files of a request to fill in, each its `text` and `filename`."""
     return_tokens: bool = False
     response_fields: list[str] = Field(default_factory=list)
 
@@ -51,8 +45,7 @@ def llama_dialect(completions: Completions, content: object, fills: bool = False
     own = _OwnFields.parse({name: fields[name] for name in names & fields.keys()})
     prompt, filling = own.prompt, completions.filling
     if fills:
-        files = [file.model_dump() for file in own.input_extra]
-        prompt = filling.prompt(own.input_prefix, own.input_suffix, files, str(prompt))
+        prompt = filling.prompt(own.input_prefix, own.input_suffix, own.input_extra, str(prompt))
     asked |= {"prompt": _prompts(prompt, filling), "n_predict": asked.get("n_predict", -1)}
     if biases := asked.get("logit_bias"):
         asked["logit_bias"] = _biases(biases, filling)
@@ -85,20 +78,16 @@ def as_fields(content: object) -> Mapping[str, Any]:
 
 def _prompts(given: Any, filling: FillingIn) -> Any:
     """Prompts as texts or tokens, of lists with both in turn and of objects with a text, too."""
-    if isinstance(given, list) and not any(isinstance(part, int) for part in given):
-        return [_prompt(one, filling) for one in given]
-    return _prompt(given, filling)
-
-
-def _prompt(given: Any, filling: FillingIn) -> Any:
-    if isinstance(given, Mapping):
-        if given.keys() - {"prompt_string"}:
-            raise RequestError("prompt: this server reads text, no pictures and sounds", "prompt")
-        return given.get("prompt_string")
-    if isinstance(given, list) and any(isinstance(part, str) for part in given):
-        if not all(type(part) in (int, str) for part in given):
-            raise RequestError("prompt: its parts must be texts and tokens", "prompt")
-        return filling.mixed(given)
+    match given:
+        case {"prompt_string": text, **others}:
+            if others:
+                message = "prompt: this server reads text, no pictures and sounds"
+                raise RequestError(message, "prompt")
+            return text
+        case [*parts] if not any(isinstance(part, int) for part in parts):
+            return [_prompts(part, filling) for part in parts]
+        case [*parts] if {*map(type, parts)} == {int, str}:
+            return filling.mixed(parts)
     return given
 
 

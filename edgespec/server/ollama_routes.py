@@ -32,28 +32,22 @@ def ollama_dialect(completions: Completions, content: object, chats: bool) -> Re
     """Read a request to `/api/chat`, or to `/api/generate`, a chat of one message unless `raw`."""
     fields = as_fields(content)
     streams = fields.get("stream") is not False
+    prompt, suffix = fields.get("prompt"), fields.get("suffix")
     asked = _sampling(fields) | {"stream": streams, "model": fields.get("model")}
     reply = partial(OllamaReply, str(fields.get("model") or completions.model), chats, streams)
-    if not chats and (fields.get("raw") or fields.get("suffix")):
-        text = CompletionRequest.parse(
-            {"max_tokens": -1, "suffix": fields.get("suffix")}
-            | asked
-            | {"prompt": fields.get("prompt") or ""}
-        )
-        return reply(partial(completions.text, text))
+    if not chats and (fields.get("raw") or suffix):
+        asked = {"max_tokens": -1} | asked | {"prompt": prompt or "", "suffix": suffix}
+        return reply(partial(completions.text, CompletionRequest.parse(asked)))
     if chats:
         messages = fields.get("messages")
         messages = [*map(_message, messages)] if isinstance(messages, list) else messages
         asked |= {"tools": fields.get("tools") or None}
     else:
-        messages = [
-            {"role": role, "content": fields[name]}
-            for role, name in (("system", "system"), ("user", "prompt"))
-            if fields.get(name)
-        ]
+        turns = (("system", fields.get("system")), ("user", prompt))
+        messages = [{"role": role, "content": content} for role, content in turns if content]
     if (thinks := fields.get("think")) is not None:
-        its = {"effort": thinks} if isinstance(thinks, str) else {"enabled": bool(thinks)}
-        asked["reasoning"] = its
+        name = "effort" if isinstance(thinks, str) else "enabled"
+        asked["reasoning"] = {name: thinks}
     chat = ChatRequest.parse(asked | {"messages": messages})
     return reply(partial(completions.chat, chat))
 
@@ -106,9 +100,6 @@ class OllamaReply(Reply):
 
     def end(self, completion: Completion) -> Iterable[Answer]:
         yield self._last({}, completion)
-
-    def failed(self, refusal: Refusal, request_id: str) -> Iterable[Answer]:
-        yield ollama_error(refusal, request_id)
 
     def _line(self, message: Mapping[str, Any], is_last: bool = False) -> Answer:
         content: Answer = {"content": message.get("content") or ""}

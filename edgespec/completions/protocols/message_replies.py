@@ -79,9 +79,6 @@ class MessagesReply(Reply):
         yield {"type": "message_delta", "delta": reason, "usage": usage}
         yield {"type": "message_stop"}
 
-    def failed(self, refusal: Refusal, request_id: str) -> Iterator[Answer]:
-        yield messages_error(refusal, request_id)
-
     def _message(self, usage: Usage) -> Answer:
         return {
             "id": f"msg_{secrets.token_hex(12)}",

@@ -101,7 +101,7 @@ class ResponsesReply(Reply):
         response = self.whole((), completion)
         yield self._event(f"response.{response['status']}", response=response)
 
-    def failed(self, refusal: Refusal, request_id: str) -> Iterator[Answer]:
+    def failed(self, refusal: Refusal) -> Iterator[Answer]:
         if not self._n_events:
             yield from self.waiting()
         error = {"code": refusal.code or "server_error", "message": str(refusal)}

@@ -53,7 +53,7 @@ def test_silence_is_filled_with_events() -> None:
     """Codex ends a stream that has had only comments for 300 seconds."""
     request = dialect(ScriptedSession("Hello"))(asked(stream=True))
     told = [event for _ in range(2) for event in request.waiting()]
-    told += request.failed(refusal_of(ValueError()), "r")
+    told += request.failed(refusal_of(ValueError()))
     assert [event["type"].removeprefix("response.") for event in told] == [
         *("created", "in_progress", "in_progress"),
         "failed",
