@@ -43,7 +43,7 @@ class EmbeddingRequest(ParsedRequest):
     model: str | None = None
     input: Annotated[
         list[str | list[int]],
-        BeforeValidator(_as_texts, json_schema_input_type=str | list[int] | list[str | list[int]]),
+        BeforeValidator(_as_texts),
         Field(min_length=1, max_length=MAX_TEXTS),
     ]
     encoding_format: Literal["float", "base64"] = "float"

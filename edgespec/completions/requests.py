@@ -113,7 +113,7 @@ class SamplingRequest(ParsedRequest):
     seed: int | None = Field(default=None, ge=0, lt=1 << 64)
     stop: Annotated[
         list[Annotated[str, Field(min_length=1)]] | None,
-        BeforeValidator(_as_stops, json_schema_input_type=str | list[str] | None),
+        BeforeValidator(_as_stops),
     ] = Field(default=None, max_length=MAX_STOPS)
 
 
@@ -291,12 +291,7 @@ def _as_prompts(value: object) -> object:
 class CompletionRequest(CommonRequest):
     """A request to `/v1/completions`."""
 
-    prompt: Annotated[
-        list[str | list[int]],
-        BeforeValidator(
-            _as_prompts, json_schema_input_type=str | list[int] | list[str | list[int]]
-        ),
-    ]
+    prompt: Annotated[list[str | list[int]], BeforeValidator(_as_prompts)]
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     suffix: str | None = None
     """Text behind the one that is written, for models that fill in the middle."""
