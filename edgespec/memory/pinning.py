@@ -125,8 +125,8 @@ def divide(
 
 def spread(n: int) -> list[int]:
     """The numbers below `n`, every beginning of which is spread evenly: by their reversed bits."""
-    n_bits = (n - 1).bit_length()
-    found = (int(f"{i:0{n_bits}b}"[::-1], 2) for i in range(1 << n_bits)) if n_bits else range(n)
+    n_bits = n.bit_length()
+    found = (int(f"{i:0{n_bits}b}"[::-1], 2) for i in range(1 << n_bits))
     return [i for i in found if i < n]
 
 

@@ -132,6 +132,7 @@ def test_all_nodes_of_a_depth_have_the_same_guesses() -> None:
     ask(source, pool, [0], text)
     first, below, beside = ask(source, pool, [0, 1, other], text)
     assert first != below == beside
+    assert first and below and (first.kind, below.kind) == ("1 ahead", "2 ahead")
     assert len(head.roots) == 1
 
 

@@ -89,6 +89,11 @@ def test_the_draft_s_own_temperature_is_found(temperature: float) -> None:
     assert temperature_of(taught(temperature, 400)) == pytest.approx(temperature, rel=0.25)
 
 
+def test_a_token_that_was_not_named_tells_nothing_of_a_source_s_temperature() -> None:
+    mixer = taught_by(Mixer(), [Opinion("draft", (1, 2), (0.4, 0.2), 0.6)], *9 * [3])
+    assert temperature_of(mixer) == pytest.approx(1.0)
+
+
 def test_a_draft_whose_guesses_are_never_right_is_soon_not_believed() -> None:
     opinion = drafted(np.array([5.0, 1.0, 0.0, 0.0]), 2)
     mixer = taught_by(Mixer(), [opinion], *8 * [3])

@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 
 import pytest
 from hypothesis import given
@@ -43,6 +44,7 @@ def model(owner: str, layers: int, batch_mib: tuple[int, ...] = (40, 10)) -> Mod
 
 
 TARGET, DRAFT = model("target", 50), model("draft", 2)
+SMALL_BATCHES = model("target", 50, (5, 1))
 
 
 def planned(budget_bytes: int, process_bytes: int = PROCESS_BYTES) -> MemoryPlan:
@@ -66,16 +68,25 @@ def test_the_budget_that_is_named_works_for_a_larger_process_too() -> None:
     assert planned(named, PROCESS_BYTES + PROCESS_SPREAD_BYTES).planned_bytes <= named
 
 
-@given(budget_mib=st.integers(1, 2000))
+@given(budget_mib=st.integers(1, 2000) | st.integers(140, 170))
 def test_every_budget_from_the_smallest_on_works_and_none_below(budget_mib: int) -> None:
     """A larger budget was refused where a smaller one worked: its batches were larger."""
-    smallest = plan_pair(1 << 40, PROCESS_BYTES, TARGET, DRAFT).smallest_bytes
-    smallest -= MARGIN_BYTES
+    plan = partial(plan_pair, process_bytes=PROCESS_BYTES, target=SMALL_BATCHES, draft=DRAFT)
+    smallest = plan(1 << 40).smallest_bytes - MARGIN_BYTES
     if budget_mib * MIB < smallest:
         with pytest.raises(BudgetError):
-            planned(budget_mib * MIB)
+            plan(budget_mib * MIB)
     else:
-        assert planned(budget_mib * MIB).planned_bytes <= budget_mib * MIB
+        assert plan(budget_mib * MIB).planned_bytes <= budget_mib * MIB
+
+
+def test_trees_have_the_smallest_batches_where_affordable_ones_do_not_fit() -> None:
+    trees = (replace(batch, max_nodes=33) for batch in SMALL_BATCHES.batches)
+    target = replace(SMALL_BATCHES, batches=(*trees, *SMALL_BATCHES.batches))
+    largest = partial(max, key=attrgetter("max_nodes"))
+    plan = partial(plan_models, process_bytes=PROCESS_BYTES, target=target, choose=largest)
+    smallest = plan(1 << 40).smallest_bytes - MARGIN_BYTES
+    assert plan(smallest + 2 * MIB).max_nodes == 33
 
 
 def test_a_larger_budget_has_larger_batches() -> None:
@@ -98,6 +109,16 @@ def test_the_largest_batches_within_the_share_of_the_budget_are_taken() -> None:
     assert [affordable([40, 10, 5], budget) for budget in (10, 100, 200, 799, 800)] == [
         2, 2, 1, 1, 0,
     ]  # fmt: skip
+
+
+def test_buffers_that_weights_have_between_prompts_allow_larger_batches() -> None:
+    lent = tuple(
+        replace(batch, rows=tuple(replace(row, is_lent=True) for row in batch.rows))
+        for batch in TARGET.batches
+    )
+    targets = TARGET, replace(TARGET, batches=lent)
+    plans = [plan_pair(400 * MIB, PROCESS_BYTES, target) for target in targets]
+    assert [plan.batch_size for plan in plans] == [120, 480]
 
 
 def test_what_loading_the_draft_takes_is_free_again_when_the_target_comes() -> None:

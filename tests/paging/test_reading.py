@@ -34,6 +34,11 @@ def test_neighbouring_extents_are_read_as_one_run() -> None:
     ]
 
 
+def test_an_extent_within_another_one_shortens_no_run() -> None:
+    segment = Segment("s", [Extent(0, 0, 3 * BLOCK_BYTES), Extent(0, 100, 50)])
+    assert [run.nbytes for run in segment.runs] == [3 * BLOCK_BYTES]
+
+
 def test_distant_extents_are_separate_runs_and_are_located_in_the_slot() -> None:
     segment = Segment("s", [Extent(0, 100, 50), Extent(0, 1_000_000, 10)])
     assert len(segment.runs) == 2

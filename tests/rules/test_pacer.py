@@ -119,6 +119,14 @@ def test_a_selection_is_trees_within_the_limits_of_each_text_and_of_all(
     assert n_branches < together.max_branches
 
 
+def test_a_text_without_room_leaves_the_others_theirs() -> None:
+    pool = Pool()
+    roots = [pool.plant(text, 0) for text in range(2)]
+    nodes = [pool.add(root, token, 0.9 / (1 + token)) for token in (1, 2) for root in roots]
+    found = most_probable(pool, {0: Limits(2, 9, 9), 1: Limits(3, 9, 9)}, 9, 9)
+    assert [node for node, _ in found] == [*roots, *nodes[:2], nodes[3]]
+
+
 @given(pools(), st.integers(2, 40))
 def test_a_selection_has_the_highest_possible_confidence(pool: Pool, n: int) -> None:
     wide, n_roots = Limits(99, 99, 99), len(pool.root)
