@@ -25,9 +25,8 @@ from edgespec.extras import entry_points
 from edgespec.files.regular import open_regular, special_kind
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
-from edgespec.ports import LanguageModel, Progress
+from edgespec.ports import EmbeddingModel, LanguageModel, Progress
 from edgespec.ports.baselines import Baselines
-from edgespec.ports.embedding import EmbeddingModel
 from edgespec.settings.config import DEFAULT_CTX_SIZE
 from edgespec.settings.options import ENTRY_POINTS, RuntimeOptions
 from edgespec.tracing.spans import OFF, Trace, Track

@@ -43,8 +43,3 @@ def exit_reason(exit_code: int | None, last_line: str = "") -> str:
             "llama-cpp-python; PYTHONFAULTHANDLER=1 shows where it was"
         )
     return (f"ended by {name}" if name else f"exit code {exit_code}") + words
-
-
-def exit_message(doing: str, exit_code: int | None, last_line: str = "") -> str:
-    """A sentence that says what a process was doing, and why it ended early."""
-    return f"the process ended while {doing} ({exit_reason(exit_code, last_line)})"

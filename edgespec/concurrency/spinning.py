@@ -16,8 +16,6 @@ number is found by its value."""
 CROWDED_SHARE = 0.25
 """Share of a pass that a spinning thread waited for a core, from which on it sleeps soon instead.
 Other work of low priority takes a tenth; one busy program on two cores takes a third."""
-DOUBTFUL_SHARE = 0.3
-"""The same of a thread that sleeps soon, below which spinning is tried again."""
 FADING = 0.8
 """Weight of earlier passes in these shares, per pass."""
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 16.0
@@ -46,7 +44,7 @@ class SpinRule:
             longer_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
             self._pause_s = longer_s if since < SOON_S else SHORTEST_PAUSE_S
             self._change(end)
-        elif not self.spins and since >= self._pause_s and share < DOUBTFUL_SHARE:
+        elif not self.spins and since >= self._pause_s:
             self._change(end)
 
     def _change(self, now: float) -> None:

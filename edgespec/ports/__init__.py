@@ -1,5 +1,6 @@
 """Port of runtimes: a model, its vocabulary, and what it says about itself."""
 
+from edgespec.ports.language_model import EmbeddingModel as EmbeddingModel
 from edgespec.ports.language_model import LanguageModel as LanguageModel
 from edgespec.ports.language_model import PassPart as PassPart
 from edgespec.ports.language_model import Progress as Progress

@@ -95,7 +95,40 @@ def token_ids_of(model: LanguageModel, n_vocab: int) -> np.ndarray | None:
     return None if ids is None else ids[: np.searchsorted(ids, n_vocab)]
 
 
-class LanguageModel(ABC):
+class Model(ABC):
+    """A loaded model, which one thread uses at a time."""
+
+    info: ModelInfo
+    vocabulary: Vocabulary
+
+    def paging(self) -> PagingStats:
+        """Totals of the pager; zeros for a resident model."""
+        return PagingStats()
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Make the running call raise `Cancelled` soon; from any thread. A no-op when idle."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release memory, files and threads. Idempotent."""
+
+
+class EmbeddingModel(Model):
+    """A model that turns texts into vectors."""
+
+    n_values: int
+    """Length of a vector."""
+
+    @abstractmethod
+    def embed(self, tokens: Sequence[int]) -> np.ndarray:
+        """The vector of a text, float32 [n_values], pooled as the model's file says.
+
+        It depends on the tokens alone. Raises ContextOverflow, WeightReadError and Cancelled.
+        """
+
+
+class LanguageModel(Model):
     """A model with `info.n_slots` slots, numbered from 0, for a text each.
 
     A slot has a committed prefix and provisional tree nodes on top of it. Positions: the tree's
@@ -105,8 +138,6 @@ class LanguageModel(ABC):
     committed prefixes unchanged and no provisional nodes.
     """
 
-    info: ModelInfo
-    vocabulary: Vocabulary
     last_report: PassReport
     """Cost of the latest `evaluate`."""
 
@@ -156,18 +187,6 @@ class LanguageModel(ABC):
 
         They are fewer where `truncate` would drop more. Nothing is computed again.
         """
-
-    def paging(self) -> PagingStats:
-        """Totals of the pager; zeros for a resident model."""
-        return PagingStats()
-
-    @abstractmethod
-    def cancel(self) -> None:
-        """Make the running call raise `Cancelled` soon; from any thread. A no-op when idle."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release memory, files and threads. Idempotent."""
 
     # what only some models can do
 

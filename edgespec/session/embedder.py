@@ -21,8 +21,7 @@ from edgespec.concurrency.worker import Worker
 from edgespec.errors import SessionClosed, UsageError
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
-from edgespec.ports import Progress, unknown_token
-from edgespec.ports.embedding import EmbeddingModel
+from edgespec.ports import EmbeddingModel, Progress, unknown_token
 from edgespec.registry import PreparedEmbedder
 from edgespec.session.given import checked
 from edgespec.session.prepared_models import divided_budget, target_request

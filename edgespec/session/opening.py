@@ -225,12 +225,14 @@ def _with_worthy_draft(models: PreparedModels) -> MemoryPlan:
     except (BudgetError, ModelError, UsageError) as error:
         if not settings.optional_draft and settings.draft != settings.model:
             raise
-        models.leave_draft_out(f"{name} does not guess for {settings.model.name}: {marked(error)}")
+        reason = f"{name} does not guess for {settings.model.name}: {marked(error)}"
+        models.restart(settings.without_draft(), reason)
         return models.planned()
     if not paired.paged or (note := _note_on_worth(models, paired, name)) is None:
         return paired
     if settings.optional_draft:
-        models.leave_draft_out(f"{note}, so that it is left out ({setting.draft} asks for it)")
+        left_out = f"{note}, so that it is left out ({setting.draft} asks for it)"
+        models.restart(settings.without_draft(), left_out)
         return models.planned()
     models.own_notes.append(f"{note} ({setting.draft(None)})")
     return paired

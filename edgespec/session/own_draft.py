@@ -10,12 +10,12 @@ import sysconfig
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from edgespec import registry
 from edgespec.engine.settings import EngineSettings
@@ -64,16 +64,18 @@ N_CLASSES = 8
 
 @dataclass(frozen=True, slots=True)
 class OwnDraft:
-    """A draft that was made from its target, as measured."""
+    """A draft that was made from its target for a class of budgets, as measured."""
 
-    kind: str
+    kind: str = ""
     """Quantisation of its layers."""
-    size_bytes: int
-    budget_bytes: int
-    tokens_per_pass: float
-    tokens_per_s: float
-    alone_tokens_per_s: float
+    size_bytes: int = 0
+    budget_bytes: int = 0
+    tokens_per_pass: float = 0.0
+    tokens_per_s: float = 0.0
+    alone_tokens_per_s: float = 0.0
     """Tokens per second without a draft under the same budget."""
+    refusal: str = ""
+    """Reason why none is kept."""
 
 
 def settled(
@@ -93,27 +95,24 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
     Raises NoGain if no draft would be faster than none, and the errors of `make`.
     """
     target, progress = settings.model, progress or (lambda what, share: None)
-    _check_format(target, load_tool())
     digest, name = _key(target, settings.memory_budget)
     known = _known(digest)
-    mine = known.get(name, {})
-    if refusal := mine.get("refusal"):
+    mine = known.get(name, OwnDraft())
+    if mine.refusal:
         again = f"`edgespec models draft TARGET OUT` measures again, for {setting.draft}"
-        raise NoGain(f"{refusal} (measured before; {again})")
+        raise NoGain(f"{mine.refusal} (measured before; {again})")
     has_room = True
-    for kind in dict.fromkeys(str(one.get("kind")) for one in (mine, *known.values())):
+    for kind in dict.fromkeys(one.kind for one in (mine, *known.values())):
         path = _cache_path(target, kind, digest)
         try:
             if path.exists():
                 session.plan(settings.model_copy(update={"draft": path}), progress=progress)
                 return path
         except BudgetError:  # another budget of its class may need a smaller one
-            made_for = mine.get("budget_bytes") if kind == mine.get("kind") else None
-            if made_for and made_for <= process.resolve_budget(settings.memory_budget):
-                has_room = False
+            budget_bytes = process.resolve_budget(settings.memory_budget)
+            has_room &= kind != mine.kind or mine.budget_bytes > budget_bytes
         except ModelError:  # damaged, or made of another file: it is made again
             pass
-    choices = JsonFile(cache_folder.drafts(), digest)
     if has_room:
         try:
             with scratch_folder(cache_folder.make_folder()) as scratch:
@@ -122,9 +121,9 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
                 _move(scratch / "draft.gguf", path)
         except NoGain as error:
             if error.is_measured:
-                choices.write(known | {name: {"refusal": marked(error)}})
+                _keep(digest, known | {name: OwnDraft(refusal=marked(error))})
             raise
-        choices.write(known | {name: asdict(made)})
+        _keep(digest, known | {name: made})
         with suppress(BudgetError):  # making has left this process larger than it was
             session.plan(settings.model_copy(update={"draft": path}), progress=progress)
             return path
@@ -137,18 +136,14 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
 def kept(target: Path, memory_budget: int | str) -> Path | None:
     """The draft that `obtain` made of the target for such a budget before, if it is still there."""
     digest, name = _key(target, memory_budget)
-    path = _cache_path(target, str(_known(digest).get(name, {}).get("kind")), digest)
+    path = _cache_path(target, _known(digest).get(name, OwnDraft()).kind, digest)
     return path if path.exists() else None
 
 
 def measured(draft: Path) -> OwnDraft | None:
     """Figures of a draft that `obtain` keeps in the cache; None for any other file."""
     kind, digest = ["", *draft.stem.split("-")][-2:]
-    for one in _known(digest).values():
-        if one.get("kind") == kind:
-            with suppress(TypeError):
-                return OwnDraft(**one)
-    return None
+    return next((one for one in _known(digest).values() if one.kind == kind), None)
 
 
 def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) -> OwnDraft:
@@ -158,7 +153,11 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
     fits; ModelError for a target of which none can be made; EdgespecError for a full disk.
     """
     tool = load_tool()
-    _check_format(target, tool)
+    if not tool.recognises(target):
+        raise UsageError(
+            f"{target}: drafts are made from GGUF models: name the GGUF twin of this one in "
+            "`edgespec models draft`, and use the draft with either"
+        )
     tool.check_trimmable(target)
     alone = settings.model_copy(update={"model": target, "draft": None})
     plan = session.plan(alone, NO_GUESSES, progress)
@@ -288,11 +287,18 @@ def _measured(
     return n_of_rounds / max(seconds, strategy.MIN_S), n_of_rounds / max(1, rounds)
 
 
-def _known(digest: str) -> dict[str, dict[str, Any]]:
-    """Everything known of the drafts of a target, by class of budget, without damaged entries."""
-    content = JsonFile(cache_folder.drafts(), digest).read()
-    entries = content.items() if isinstance(content, dict) else ()
-    return {name: one for name, one in entries if isinstance(one, dict)}
+def _known(digest: str) -> dict[str, OwnDraft]:
+    """Everything known of the drafts of a target, by class of budget; nothing if it is damaged."""
+    with suppress(ValidationError):
+        return _KNOWN.validate_python(JsonFile(cache_folder.drafts(), digest).read())
+    return {}
+
+
+def _keep(digest: str, known: dict[str, OwnDraft]) -> None:
+    JsonFile(cache_folder.drafts(), digest).write(_KNOWN.dump_python(known))
+
+
+_KNOWN = TypeAdapter(dict[str, OwnDraft])
 
 
 def _cache_path(target: Path, kind: str, digest: str) -> Path:
@@ -306,11 +312,3 @@ def _key(target: Path, memory_budget: int | str) -> tuple[str, str]:
     budget_bytes = process.resolve_budget(memory_budget)
     eighths = min(N_CLASSES, N_CLASSES * budget_bytes // max(1, size_bytes))
     return sampled_digest(files, with_times=False)[:DIGITS], f"{eighths}/{N_CLASSES}"
-
-
-def _check_format(target: Path, tool: ModelTool) -> None:
-    if not tool.recognises(target):
-        raise UsageError(
-            f"{target}: drafts are made from GGUF models: name the GGUF twin of this one in "
-            "`edgespec models draft`, and use the draft with either"
-        )

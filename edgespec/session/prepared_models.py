@@ -81,17 +81,11 @@ class PreparedModels(Closeable):
         for prepared in self.prepared:
             prepared.cancel()
 
-    def restart(self, settings: LoadSettings) -> None:
-        """Prepare the models anew, with other settings."""
+    def restart(self, settings: LoadSettings, *notes: str) -> None:
+        """Prepare the models anew, with other settings and notes."""
         self.close()
-        self.own_notes.clear()
+        self.own_notes = [*notes]
         self.settings = settings
-
-    def leave_draft_out(self, note: str) -> None:
-        """Go on without the draft, with a note about the reason."""
-        self.close()
-        self.settings = self.settings.without_draft()
-        self.own_notes.append(note)
 
     def planned(self, n_cells: int | None = None) -> MemoryPlan:
         """The plan without notes, with this number of KV cells for the target's texts.

@@ -8,7 +8,7 @@ docstrings for the most part.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from edgespec.memory.budget import MemoryPlan
 from edgespec.ports import Progress
 from edgespec.ports.text_request import Constraint, TextRequest
 from edgespec.session.given import is_chat, number_of_logprobs, sampling_params
-from edgespec.session.in_order import InOrder
+from edgespec.session.in_order import in_order
 from edgespec.session.opening import LoadedModels, open_models, plan
 from edgespec.session.session_budget import BudgetReport, SessionBudget
 from edgespec.session.tokenizer import Tokenizer
@@ -226,9 +226,8 @@ class Session(Closeable):
         alternatives, as computed by the target. `shown` gives control tokens a text; others add
         none. Raises UsageError immediately for invalid arguments.
         """
-        tokens, notes = self.tokenizer.prompt(prompt)
         request = TextRequest(
-            prompt_tokens=tuple(tokens),
+            prompt_tokens=tuple(self.tokenizer.prompt(prompt)),
             sampling=sampling_params(sampling, fields),
             max_tokens=None if max_tokens is None else arguments.whole("max_tokens", max_tokens),
             stop=arguments.texts("stop", stop),
@@ -236,7 +235,7 @@ class Session(Closeable):
             constraint=None if grammar is None else self.constraint(grammar),
             n_logprobs=None if logprobs is None else number_of_logprobs(logprobs),
             shown=shown or {},
-            notes=notes if grammar is None else (*notes, *grammar.notes),
+            notes=() if grammar is None else grammar.notes,
         )
         return self.submit(request)
 
@@ -272,18 +271,18 @@ class Session(Closeable):
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
         **options: Unpack[TextOptions],
-    ) -> InOrder[str | Sequence[int] | Sequence[Message]]:
+    ) -> Generator[GenerationResult, None, None]:
         """Results of many prompts, in their order; up to `n_parallel` generations run at once.
 
         A prompt is text, tokens, or the messages of a conversation. `prompts` may be an iterator,
-        which is read as results are taken. Close the returned iterator to end early.
+        which is read as results are taken. Close the returned generator to end early.
         """
 
         def start(prompt: str | Sequence[int] | Sequence[Message]) -> Generation:
             begin: Callable[..., Generation] = self.chat if is_chat(prompt) else self.stream
             return begin(prompt, sampling=sampling, max_tokens=max_tokens, **options)
 
-        return InOrder(prompts, start, self.n_parallel)
+        return in_order(prompts, start, self.n_parallel)
 
     def chat(
         self,

@@ -16,11 +16,6 @@ from edgespec.errors import ContextOverflow
 from edgespec.ports import Vocabulary
 from edgespec.settings import arguments
 
-TWO_BOS = (
-    "the prompt begins with a BOS token, and the model's rules add another one, so that it begins "
-    "with two: leave it out of the text"
-)
-"""Note on a prompt of which llama.cpp warns, too."""
 MAX_PIECE_BYTES = 32
 """Most bytes per token on average, in all but very short texts; single tokens of blanks have up to
 some hundreds."""
@@ -67,13 +62,11 @@ class Tokenizer:
                 raise ContextOverflow(self._n_ctx, n_tokens, is_counted=False)
             return encode(text, add_special)
 
-    def prompt(self, prompt: str | Sequence[int]) -> tuple[list[int], tuple[str, ...]]:
-        """Tokens of a prompt, text or tokens already, and notes on it. Raises UsageError."""
+    def prompt(self, prompt: str | Sequence[int]) -> list[int]:
+        """Tokens of a prompt, text or tokens already. Raises UsageError."""
         if not isinstance(prompt, str):
-            return arguments.token_ids("the prompt", prompt), ()
-        tokens = self.encode(arguments.text("the prompt", prompt))
-        has_two = tokens[:1] == tokens[1:2] == self.encode("")[:1]
-        return tokens, (TWO_BOS,) if has_two else ()
+            return arguments.token_ids("the prompt", prompt)
+        return self.encode(arguments.text("the prompt", prompt))
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token, those of control tokens included. Raises UsageError for a number

@@ -15,7 +15,7 @@ from typing import Any
 
 from edgespec.cli.console import Console
 from edgespec.cli.interrupts import Interrupts
-from edgespec.concurrency.exit_codes import exit_message
+from edgespec.concurrency.exit_codes import exit_reason
 from edgespec.concurrency.interpreter import python
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
@@ -117,7 +117,8 @@ def command(*words: object, stdout: int | None = None) -> bytes:
         check=False,
     )
     if done.returncode < 0:
-        raise EdgespecError(exit_message(f"running `edgespec {words[0]}`", done.returncode))
+        why = exit_reason(done.returncode)
+        raise EdgespecError(f"the process ended while running `edgespec {words[0]}` ({why})")
     if done.returncode:
         raise SystemExit(done.returncode)
     return done.stdout or b""

@@ -17,8 +17,7 @@ from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, ContextOverflow, EdgespecError, UsageError, setting
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
-from edgespec.ports import Progress
-from edgespec.ports.embedding import EmbeddingModel
+from edgespec.ports import EmbeddingModel, Progress
 from edgespec.registry import ModelRequest, PreparedEmbedder
 from edgespec.values import ModelInfo, PagingStats
 from edgespec_runtimes.gguf.context import contexts

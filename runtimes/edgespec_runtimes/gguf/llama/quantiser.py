@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.concurrency.exit_codes import exit_message, signal_name
+from edgespec.concurrency.exit_codes import exit_reason, signal_name
 from edgespec.concurrency.interpreter import python
 from edgespec.concurrency.program import prefer_to_kill
 from edgespec.errors import EdgespecError, UsageError
@@ -75,9 +75,8 @@ def quantise(
             process.kill()
             raise
     if signal_name(process.returncode):
-        raise EdgespecError(
-            exit_message(f"storing {source} as {name}", process.returncode, last_line)
-        )
+        why = exit_reason(process.returncode, last_line)
+        raise EdgespecError(f"the process ended while storing {source} as {name} ({why})")
     if _UNWRITTEN in last_line and out.parent.is_dir():
         free_bytes = shutil.disk_usage(out.parent).free
         raise EdgespecError(
