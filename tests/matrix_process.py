@@ -13,6 +13,9 @@ import hashlib
 import json
 import random
 import sys
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +77,17 @@ def write(
             most = change_in_the_middle(session, prompts[0], sampling=samplings[0], **options)
             _forget_peak()
             load = load.model_copy(update={"memory_budget": session.budget.budget_bytes})
-        results = [
-            result
-            for sampling in samplings
-            for result in session.generate_many(prompts, sampling=sampling, **options)
-        ]
+
+        def write(prompt: Any, sampling: edgespec.SamplingParams) -> edgespec.GenerationResult:
+            begin = session.chat if ask["chat"] else session.stream
+            with begin(prompt, sampling=sampling, **options) as generation:
+                deque(generation, maxlen=0)
+                return generation.result
+
+        results = []
+        with ThreadPoolExecutor(2 * session.n_parallel) as pool:
+            for sampling in samplings:
+                results += pool.map(partial(write, sampling=sampling), prompts)
         texts = [result.tokens for result in results]
         verified = sum(result.speculation.verified for result in results)
         if ask["extra"] == "prefixes" and not ask["chat"]:

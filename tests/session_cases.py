@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MemoryPlan
 from edgespec.session.session import LoadedModels, Session
+from edgespec.values import GenerationResult
 from fake_model import FakeModel
 
 LOAD_S = 0.75
@@ -40,6 +42,12 @@ def holds_passes(target: FakeModel) -> tuple[threading.Event, threading.Event]:
 
     target.hook = hook
     return begun, may_go_on
+
+
+def at_once(session: Session, prompts: Sequence[str], **options: Any) -> list[GenerationResult]:
+    """Results of prompts that are written, or wait in line, at the same time."""
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return [*pool.map(lambda prompt: session.generate(prompt, **options), prompts)]
 
 
 def until(holds: Callable[[], bool]) -> None:

@@ -234,7 +234,7 @@ MOST_LINES = {
     "ports": 536,
     "rules": 952,
     "server": 2049,
-    "session": 2334,
+    "session": 2251,
     "settings": 977,
     "state": 589,
 }

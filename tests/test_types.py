@@ -39,8 +39,6 @@ with edgespec.open_trace("trace.json") as trace, edgespec.load(settings, trace=t
     print(session.create_completion("Once", max_tokens=3)["usage"])
     session.create_completion("Once").cancel()  # type: ignore[attr-defined]
 with edgespec.load("big.gguf") as session:
-    for result in session.generate_many(["Once", [1, 2]], max_tokens=3):
-        print(result.text)
     print(session.generate("Once", grammar=edgespec.json_schema({"type": "string"})).text)
 with edgespec.load("big.gguf", memory_budget="4GiB", n_parallel=2, cache_type_k="q8_0") as session:
     twin = edgespec.AsyncSession(session)

@@ -67,7 +67,6 @@ def test_a_class_name_occurs_once() -> None:
 SECOND_MEANINGS = {
     "ahead": ("edgespec/concurrency", "background"),
     "alone": ("edgespec/engine", "ending or exclusive"),
-    "many": ("edgespec/session", "in_order"),
     "memory": ("edgespec/engine", "state_store"),
     "n_places": ("edgespec/engine", "n_slots"),
     "owner": ("edgespec/engine", "client"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -59,12 +59,6 @@ def number_of_logprobs(given: int) -> int:
     if not 0 <= (number := arguments.whole("logprobs", given)) <= MAX_LOGPROBS:
         raise UsageError(f"logprobs must be between 0 and {MAX_LOGPROBS}, not {number}")
     return number
-
-
-def is_chat(prompt: Any) -> bool:
-    """True for messages of a conversation."""
-    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)
-    return is_list and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _located(path: Path, takes_heads: bool, progress: Progress | None) -> Path:

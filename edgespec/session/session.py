@@ -8,7 +8,7 @@ docstrings for the most part.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -30,8 +30,7 @@ from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.ports import Progress
 from edgespec.ports.text_request import Constraint, TextRequest
-from edgespec.session.given import is_chat, number_of_logprobs, sampling_params
-from edgespec.session.in_order import in_order
+from edgespec.session.given import number_of_logprobs, sampling_params
 from edgespec.session.opening import LoadedModels, open_models, plan
 from edgespec.session.session_budget import BudgetReport, SessionBudget
 from edgespec.session.tokenizer import Tokenizer
@@ -264,25 +263,6 @@ class Session(Closeable):
             for _ in generation:
                 pass
             return generation.result
-
-    def generate_many(
-        self,
-        prompts: Iterable[str | Sequence[int] | Sequence[Message]],
-        sampling: SamplingParams | None = None,
-        max_tokens: int | None = None,
-        **options: Unpack[TextOptions],
-    ) -> Generator[GenerationResult, None, None]:
-        """Results of many prompts, in their order; up to `n_parallel` generations run at once.
-
-        A prompt is text, tokens, or the messages of a conversation. `prompts` may be an iterator,
-        which is read as results are taken. Close the returned generator to end early.
-        """
-
-        def start(prompt: str | Sequence[int] | Sequence[Message]) -> Generation:
-            begin: Callable[..., Generation] = self.chat if is_chat(prompt) else self.stream
-            return begin(prompt, sampling=sampling, max_tokens=max_tokens, **options)
-
-        return in_order(prompts, start, self.n_parallel)
 
     def chat(
         self,

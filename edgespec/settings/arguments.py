@@ -43,9 +43,9 @@ def token_ids(name: str, value: Any) -> list[int]:
     if not isinstance(value, Iterable) or isinstance(value, (*_BYTES, Mapping, Set)):
         raise _wrong(name, "text or a list of token ids", value)
     tokens = [*value]
-    for kind, method in ((str, "generate_many"), (Mapping, "chat")):
-        if tokens and isinstance(tokens[0], kind):
-            raise UsageError(f"{name} is one text, and a list was given: `{method}` takes it")
+    if tokens and isinstance(tokens[0], str | Mapping):
+        advice = "give one text at a time, and messages to `chat`"
+        raise UsageError(f"{name} is one text, and a list was given: {advice}")
     return [whole(f"a token of {name}", token) for token in tokens]
 
 

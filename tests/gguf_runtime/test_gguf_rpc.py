@@ -29,6 +29,7 @@ from paging_contract import load_paged, one_by_one
 from port_contract import TEXT, PortContract
 from port_models import model_request
 from rpc_servers import free_port, needs_rpc, running, use_as_gpu
+from session_cases import at_once
 from zoo_files import write_model
 from zoo_species import Species
 
@@ -248,7 +249,7 @@ def test_a_server_may_be_killed_at_any_moment(moment: int):
             killing = Timer(0.005 * moment, process.kill)
             killing.start()
             with pytest.raises(EdgespecError, match=f"the RPC server {address} was lost"):
-                list(loaded.generate_many(["def gcd(a, b):"] * 9, max_tokens=200))
+                at_once(loaded, ["def gcd(a, b):"] * 9, max_tokens=200)
             killing.join()
 
 

@@ -24,6 +24,7 @@ from gguf_files import (
     tiny_llama,
 )
 from head_cases import LINE, PROMPT
+from session_cases import at_once
 
 N_TOKENS = 40
 ALONE = EngineSettings(lookup=False)
@@ -99,7 +100,7 @@ def test_turns_and_texts_at_once_are_the_target_s_own(good: Files) -> None:
             turns = [session.generate(prompt, sampling, 12) for prompt in prompts]
             assert [turn.tokens for turn in turns] == alone
             assert all(turn.speculation.accepted for turn in turns)
-            many = session.generate_many(prompts, sampling, 12)
+            many = at_once(session, prompts, sampling=sampling, max_tokens=12)
             assert [result.tokens for result in many] == alone
 
 

@@ -11,6 +11,7 @@ import edgespec
 from edgespec.engine import text as engine_text
 from edgespec.engine.slot import Slot
 from edgespec.models.embedded import embedded_pair
+from session_cases import at_once
 
 N_CTX = 256
 
@@ -46,6 +47,6 @@ def test_texts_that_fill_one_context_are_those_that_they_are_alone(
     with edgespec.load(load, rules) as session:
         assert session.target.n_cells == N_CTX < sum(n_tokens)
         for _ in range(2):
-            results = session.generate_many(prompts, drawn, 90)
+            results = at_once(session, prompts, sampling=drawn, max_tokens=90)
             assert [result.tokens for result in results] == expected
     assert max(n_set_back) > 0, "a text was set back"

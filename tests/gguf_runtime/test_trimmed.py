@@ -16,6 +16,7 @@ from edgespec.session import session
 from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec_runtimes.enlarge.gguf.trim import write_trimmed
 from port_calls import logits_of_a_tree
+from session_cases import at_once
 
 TARGET = embedded_pair().target
 RATED = [*range(3000), *range(3500, 4000)]
@@ -78,7 +79,7 @@ def test_several_texts_share_it(trimmed: Path) -> None:
     settings = LoadSettings(model=TARGET, draft=trimmed, memory_budget=BUDGET, n_parallel=2)
     prompts = [PROMPT, "import os\n"]
     with session.load(settings, EngineSettings(remember=False)) as loaded:
-        together = [one.tokens for one in loaded.generate_many(prompts, max_tokens=8)]
+        together = [one.tokens for one in at_once(loaded, prompts, max_tokens=8)]
         alone = [loaded.generate(prompt, max_tokens=8).tokens for prompt in prompts]
     assert together == alone
 

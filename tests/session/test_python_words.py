@@ -48,11 +48,11 @@ def test_other_keywords_are_refused_with_the_nearest(session: edgespec.Session) 
             call(said, temprature=3)
 
 
-@pytest.mark.parametrize(("prompt", "method"), [(["a", "b"], "generate_many"), (MESSAGES, "chat")])
-def test_several_texts_and_messages_are_told_their_method(
-    session: edgespec.Session, prompt: object, method: str
+@pytest.mark.parametrize("prompt", [["a", "b"], MESSAGES])
+def test_several_texts_and_messages_are_told_where_they_go(
+    session: edgespec.Session, prompt: object
 ) -> None:
-    with pytest.raises(UsageError, match=f"`{method}`"):
+    with pytest.raises(UsageError, match="one text at a time, and messages to `chat`"):
         session.generate(prompt)  # type: ignore[arg-type]
 
 

@@ -39,16 +39,6 @@ def session():
         yield loaded
 
 
-def test_many_conversations_are_answered_in_their_order(session):
-    conversations = [[{"role": "user", "content": f"write f{n}"}] for n in range(3)]
-    many = [result.text for result in session.generate_many(conversations, max_tokens=6)]
-    alone = []
-    for messages in conversations:
-        with session.chat(messages, max_tokens=6) as generation:
-            alone.append("".join(event.text for event in generation))
-    assert many == alone
-
-
 @pytest.fixture
 def always_guessing():
     """Guesses are always made: otherwise the clock would decide now this way, now that."""

@@ -19,6 +19,7 @@ from edgespec_runtimes.gguf.context import cell_order
 from edgespec_runtimes.kit import segmented
 from edgespec_runtimes.kit.segmented import ContextSize, SegmentedWeights
 from gguf_files import U32, tiny_llama
+from session_cases import at_once
 from zoo_files import write_model
 from zoo_species import Species
 
@@ -126,7 +127,9 @@ def test_texts_stay_while_memory_goes_back_and_forth(
     prompts += [f"{prompt} and so" for prompt in prompts]
 
     def written(session: edgespec.Session) -> list[tuple[int, ...]]:
-        return [result.tokens for result in session.generate_many(prompts, drawn, 16)]
+        return [
+            result.tokens for result in at_once(session, prompts, sampling=drawn, max_tokens=16)
+        ]
 
     with edgespec.load(load, rules) as session:
         expected = [session.generate(prompt, drawn, max_tokens=16).tokens for prompt in prompts]
