@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 1241,
     "chat": 1625,
     "cli": 4584,
-    "completions": 3775,
+    "completions": 3774,
     "concurrency": 517,
     "diagnosis": 480,
     "engine": 4088,
