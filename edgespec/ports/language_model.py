@@ -95,7 +95,7 @@ def token_ids_of(model: LanguageModel, n_vocab: int) -> np.ndarray | None:
     return None if ids is None else ids[: np.searchsorted(ids, n_vocab)]
 
 
-class Model(ABC):
+class ModelPort(ABC):
     """A loaded model, which one thread uses at a time."""
 
     info: ModelInfo
@@ -114,7 +114,7 @@ class Model(ABC):
         """Release memory, files and threads. Idempotent."""
 
 
-class EmbeddingModel(Model):
+class EmbeddingModel(ModelPort):
     """A model that turns texts into vectors."""
 
     n_values: int
@@ -128,7 +128,7 @@ class EmbeddingModel(Model):
         """
 
 
-class LanguageModel(Model):
+class LanguageModel(ModelPort):
     """A model with `info.n_slots` slots, numbered from 0, for a text each.
 
     A slot has a committed prefix and provisional tree nodes on top of it. Positions: the tree's
