@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +25,8 @@ Render = Callable[[Sequence[Turn], Sequence[Mapping[str, Any]] | None], str]
 Change = Callable[[Sequence[Turn]], list[Turn]]
 """Returns a conversation in another form."""
 
+BEGIN, END = "<tool_call>", "</tool_call>"
+"""Marks around a call that is JSON, the form of many families and of templates without tools."""
 _SYSTEMS = ("system", "developer")
 _REASONING = ("reasoning", "thinking", "thought", "reasoning_text")
 """Names of a turn's reasoning in templates that do not read `reasoning_content`."""
@@ -34,9 +36,7 @@ _FUNCTION = {"name": "edgespec_tool", "description": "Nothing.", "parameters": _
 _TOOLS = [{"type": "function", "function": _FUNCTION}]
 
 
-def shown(
-    turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]] | None, render: Render
-) -> tuple[int, list[Turn]]:
+def shown(turns: Sequence[Turn], with_tools: bool, render: Render) -> tuple[int, list[Turn]]:
     """Number of texts and calls that a template shows, -1 if it refuses all forms, and the turns in
     the form of which it shows the most.
 
@@ -47,36 +47,28 @@ def shown(
     """
     marks, outline = _outline(turns)
 
-    def n_shown(changed: Sequence[Turn]) -> int:
+    @cache
+    def score(form: tuple[Change, ...]) -> tuple[int, int]:
         try:
-            text = render(changed, tools and _TOOLS).lower()
+            text = render(_changed(outline, form), _TOOLS if with_tools else None).lower()
         except TemplateLimitError:
             raise
         except ModelError:
-            return -1
-        return sum(mark in text for mark in marks)
+            return -1, -len(form)
+        return sum(mark in text for mark in marks), -len(form)
 
-    unchanged = n_shown(outline)
-    if unchanged == len(marks):
-        return unchanged, [*turns]
-    form = [*_CHANGES]
-    before = _changed(outline, form)
-    most = n_shown(before)
-    for change in (*reversed(_CHANGES), *_CHANGES):
-        if change not in form and most == len(marks):
-            continue
-        other = [one for one in _CHANGES if (one in form) != (one is change)]
-        changed = _changed(outline, other)
-        n = most if changed == before else n_shown(changed)
-        if (n, -len(other)) > (most, -len(form)):
-            form, before, most = other, changed, n
-    return (most, _changed(turns, form)) if most > unchanged else (unchanged, [*turns])
-
-
-def shows_messages(render: Render) -> bool:
-    """True if a user's message is shown, or if a lone one is refused. Raises TemplateLimitError."""
-    asked = [_turn("user", "Hello")]
-    return any(shown(asked, tools, render)[0] for tools in (None, _TOOLS))
+    form: tuple[Change, ...] = ()
+    if score(form)[0] < len(marks):
+        form = changes = tuple(
+            change
+            for place, change in enumerate(_CHANGES)
+            if _changed(outline, _CHANGES[: place + 1]) != _changed(outline, _CHANGES[:place])
+        )
+        for change in (*reversed(changes), *changes):
+            other = tuple(one for one in changes if (one in form) != (one is change))
+            form = max(form, other, key=score)
+        form = max((), form, key=score)
+    return score(form)[0], _changed(turns, form)
 
 
 def _outline(turns: Sequence[Turn]) -> tuple[list[str], list[Turn]]:
@@ -108,7 +100,9 @@ def _turn(role: str, content: str) -> Turn:
 
 
 def _changed(turns: Sequence[Turn], changes: Sequence[Change]) -> list[Turn]:
-    return reduce(lambda changed, change: change(changed), changes, [*turns])
+    for change in changes:
+        turns = change(turns)
+    return [*turns]
 
 
 def _without_system(turns: Sequence[Turn]) -> list[Turn]:
@@ -180,28 +174,22 @@ def _with_null(turn: Turn) -> Turn:
 
 def _one_call_each(turns: Sequence[Turn]) -> list[Turn]:
     """The turns with several calls at once as several turns, each before its result."""
-    split: list[Turn] = []
-    for turn, *rest in _with_results(turns):
-        calls = turn.get("tool_calls", ())
-        bare = {"role": turn["role"], "content": turn["content"] and ""}
-        for number, call in enumerate(calls if len(calls) > 1 else ()):
-            own = [one for one in rest if one.get("tool_call_id", "") == call.get("id")]
-            own = own or rest[:1]
-            rest[:] = [one for one in rest if one not in own]
-            split += [(bare if number else turn) | {"tool_calls": [call]}, *own]
-        split += rest if len(calls) > 1 else [turn, *rest]
-    return split
-
-
-def _with_results(turns: Sequence[Turn]) -> list[list[Turn]]:
-    """Each turn with the results that follow it."""
     groups: list[list[Turn]] = []
+    begin = 0
     for turn in turns:
         if turn["role"] == "tool" and groups:
-            groups[-1].append(turn)
+            told = turn.get("tool_call_id")
+            min(groups[begin:], key=lambda group: (_id(group[0]) != told, len(group))).append(turn)
         else:
-            groups.append([turn])
-    return groups
+            begin, bare = len(groups), _turn(turn["role"], "")
+            calls = enumerate(turn.get("tool_calls", ()))
+            split = [(bare if place else turn) | {"tool_calls": [call]} for place, call in calls]
+            groups += [[one] for one in split or [turn]]
+    return [turn for group in groups for turn in group]
+
+
+def _id(turn: Turn) -> Any:
+    return turn.get("tool_calls", [{}])[0].get("id")
 
 
 def _with_short_ids(turn: Turn) -> Turn:
@@ -271,17 +259,15 @@ def reasoning_variables(variables: Mapping[str, Any], source: str) -> dict[str, 
     return {**OFF, **variables, "reasoning_effort": [*known, "low"][0]}
 
 
-GENERIC = "<tool_call>"
-"""Mark of calls in the form that is shown by templates without tools."""
-_OFFER = """\
+_OFFER = f"""\
 You can call functions. They are, as JSON:
 <tools>
-{tools}
+{{tools}}
 </tools>
 To call one, write its name and its arguments as JSON between these marks, and nothing behind them:
-<tool_call>
-{{"name": "NAME", "arguments": {{...}}}}
-</tool_call>
+{BEGIN}
+{{{{"name": "NAME", "arguments": {{{{...}}}}}}}}
+{END}
 The result then comes between <tool_response> marks. If no function helps, answer in plain text."""
 
 
@@ -299,7 +285,7 @@ def as_text(turns: Sequence[Turn]) -> list[Turn]:
         for call in others.pop("tool_calls", ()):
             name = json.dumps(call["function"]["name"], ensure_ascii=False)
             told_call = f'{{"name": {name}, "arguments": {call["function"]["arguments"]}}}'
-            texts.append(f"<tool_call>\n{told_call}\n</tool_call>")
+            texts.append(f"{BEGIN}\n{told_call}\n{END}")
         told.append(others | {"content": "\n".join(texts)})
     return told
 

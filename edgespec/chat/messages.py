@@ -55,92 +55,78 @@ def checked(messages: Sequence[Message], knows_developer: bool = True) -> list[d
         raise UsageError('messages must be a list such as [{"role": "user", "content": "Hello"}]')
     conversation = []
     for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if not isinstance(message, Mapping):
-            raise UsageError(f"{where} must be an object with role and content")
-        role = message.get("role")
-        if role not in ROLES:
-            raise UsageError(
-                f"{where}.role {role!r} is unknown: it is one of {', '.join(ROLES)}"
-                f"{nearest(str(role), ROLES)}"
-            )
-        turn = _without_null(message)
-        if role == "developer" and not knows_developer:
-            turn["role"] = "system"
-        if "reasoning" in turn:  # OpenRouter's and vLLM's name
-            turn.setdefault("reasoning_content", turn.pop("reasoning"))
-        if calls := turn.pop("tool_calls", None):
-            turn["tool_calls"] = _calls(calls, where)
-        turn["content"] = _content(turn.get("content"), str(role), where)
-        conversation.append(turn)
+        try:
+            conversation.append(_turn(message, knows_developer))
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"messages[{index}]: {error}") from error
     return conversation
+
+
+def _turn(message: Any, knows_developer: bool) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise ValueError("a message must be an object with role and content")
+    turn, role = _without_null(message), message.get("role")
+    if role not in ROLES:
+        known = f"it is one of {', '.join(ROLES)}{nearest(str(role), ROLES)}"
+        raise ValueError(f"the role {role!r} is unknown: {known}")
+    if role == "developer" and not knows_developer:
+        turn["role"] = "system"
+    if "reasoning" in turn:  # OpenRouter's and vLLM's name
+        turn.setdefault("reasoning_content", turn.pop("reasoning"))
+    if calls := turn.pop("tool_calls", None):
+        turn["tool_calls"] = [*map(_call, calls)]
+    content = turn.get("content", "" if role in _MAY_BE_EMPTY else None)
+    turn["content"] = text_of(content, is_result=role == "tool")
+    turn["content"].encode()  # raises for half a surrogate pair, which is not text
+    return turn
 
 
 def _without_null(fields: Message) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def left_out(kind: str) -> str:
-    """The note that stands for a part of a tool's result that is no text, such as a picture."""
-    return f"[{kind.removeprefix('input_').removesuffix('_url')} left out]"
-
-
-def _content(content: Any, role: str, where: str) -> str:
+def text_of(content: Any, is_result: bool = False) -> str:
+    """The text of content; a note stands for other parts of a tool's result. Raises ValueError."""
     if isinstance(content, str):
-        text = content
-    elif content is None and role in _MAY_BE_EMPTY:
-        return ""
-    elif isinstance(content, Sequence):
-        text = "".join(_part(part, role, f"{where}.content[{i}]") for i, part in enumerate(content))
-    else:
-        raise UsageError(f"{where}.content must be text or a list of text parts")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(f"{where}.content has half a surrogate pair, which is not text") from error
-    return text
+        return content
+    if not isinstance(content, list | tuple):
+        raise ValueError("content must be text or a list of parts")
+    return "".join(_part(part, is_result) for part in content)
 
 
-def _part(part: Any, role: str, where: str) -> str:
-    if isinstance(part, Mapping) and part.get("type") == "text":
-        text = part.get("text")
-        if isinstance(text, str):
+def _part(part: Any, is_result: bool) -> str:
+    match part:
+        case {"text": str(text)} | {"type": "refusal", "refusal": str(text)}:
             return text
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if isinstance(kind, str) and kind != "text":
-        if role == "tool":
-            return left_out(kind)
-        raise UsageError(f"{where} is of type {kind!r}: models here read text only")
-    raise UsageError(f'{where} must be an object such as {{"type": "text", "text": "..."}}')
+        case {"type": "document", "source": {"type": "text", "data": str(text)}}:
+            return text
+        case {"type": "search_result", "title": str(title), "content": content}:
+            return f"{title}\n{text_of(content)}"
+        case {"type": str(kind)} if not kind.endswith("text"):
+            if is_result:
+                return f"[{kind.removeprefix('input_').removesuffix('_url')} left out]"
+            raise ValueError(f"a part is of type {kind!r}: models here read text only")
+    raise ValueError("a part of content must be an object with text")
 
 
-def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    if not isinstance(calls, Sequence) or isinstance(calls, str):
-        raise UsageError(f"{where}.tool_calls must be a list")
-    read = []
-    for index, call in enumerate(calls):
-        place = f"{where}.tool_calls[{index}]"
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise UsageError(f"{place}.function must be an object with name and arguments")
-        arguments = _arguments(function.get("arguments"), f"{place}.function.arguments")
-        named = _without_null(function) | {"arguments": arguments}
-        read.append(_without_null(call) | {"function": named})
-    return read
+def _call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ValueError("a call's function must be an object with name and arguments")
+    arguments = _arguments(function.get("arguments"))
+    return _without_null(call) | {"function": _without_null(function) | {"arguments": arguments}}
 
 
-def _arguments(arguments: Any, where: str) -> Any:
+def _arguments(arguments: Any) -> Any:
     """The arguments as an object that is also text; OpenAI sends JSON in a string."""
     text = arguments if isinstance(arguments, str) else None
     try:
         if text is not None:
             arguments = json.loads(text) if text.strip() else None
-        if not arguments:  # models write "" and null for functions without parameters
-            arguments, text = {}, "{}"
-        if isinstance(arguments, Mapping):
-            return CallArguments(arguments, text or json.dumps(arguments, ensure_ascii=False))
     except (ValueError, RecursionError):  # of a call that was cut off
         return CallArguments({"arguments": text}, str(text))
-    except TypeError as error:
-        raise UsageError(f"{where} are not JSON: {error}") from error
+    if not arguments:  # models write "" and null for functions without parameters
+        arguments, text = {}, "{}"
+    if isinstance(arguments, Mapping):
+        return CallArguments(arguments, text or json.dumps(arguments, ensure_ascii=False))
     return arguments

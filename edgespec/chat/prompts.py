@@ -5,19 +5,17 @@ Knows no model, only its chat format and its tokenizer.
 
 from __future__ import annotations
 
-import threading
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from edgespec import extras
-from edgespec.chat.adapting import GENERIC
-from edgespec.chat.call_marks import MARKS
-from edgespec.chat.continuing import continued, continues, is_reasoning
+from edgespec.chat.adapting import BEGIN
 from edgespec.chat.control_text import ControlTexts, new_seam
 from edgespec.chat.messages import Message, checked
-from edgespec.chat.reasoning import Marks, ReasoningSplitter, is_open, marks_of
+from edgespec.chat.reasoning import Marks, ReasoningSplitter, marks_of
 from edgespec.chat.render_limits import TemplateLimitError, measured
 from edgespec.errors import ModelError, UsageError, setting
 from edgespec.ports.chat_format import ChatFormat
@@ -35,9 +33,11 @@ CHATML = (
 """The form of many models, for files without a template."""
 MAX_PIECES = 10_000
 """Most pieces of a prompt, which are encoded one by one."""
+_OF_CALLS = re.compile(
+    r'tool|call|func|\barg|action|python|dsml|channel|constrain|<\|message|"', re.IGNORECASE
+)
+"""Part of the spelling of control tokens that stand around calls or in them."""
 
-Piece = Callable[[int], bytes]
-"""Returns the bytes that a token adds to a text."""
 Encode = Callable[[str], list[int]]
 """Returns the tokens of a text, without adding special tokens."""
 
@@ -54,35 +54,27 @@ class ChatPrompt:
     text: str
     tokens: tuple[int, ...]
     marks: Marks | None
-    """Marks around reasoning; None if the template has none."""
+    """Marks around reasoning that may come; None if the template has none."""
     template: str
     """Source of the rendered template."""
     hidden_marks: Mapping[int, str] = field(default_factory=dict)
     """Text by token of marks that are control tokens; generations must show them."""
-    closing: str = ""
-    """Text that ends the reasoning which the prompt opens; empty if it opens none."""
-    closing_tokens: tuple[int, ...] = ()
-    end_tokens: tuple[int, ...] = ()
-    """Tokens that end reasoning wherever it stands; none if the template has no marks of it."""
+    opened: str = ""
+    """The reasoning in which the prompt ends, with its mark; empty if it ends in none."""
+    ending: str = ""
+    """Text that ends reasoning; empty without marks."""
+    ending_tokens: tuple[int, ...] = ()
 
     def closed(self) -> ChatPrompt:
-        """The prompt behind reasoning that is empty, so that the next text is the answer."""
-        text, tokens = self.text + self.closing, self.tokens + self.closing_tokens
-        return replace(self, text=text, tokens=tokens, closing="", closing_tokens=())
-
-    continued: str | None = None
-    """Text of the last message, if the prompt ends in it."""
+        """The prompt behind its reasoning, so that the next text is the answer."""
+        if not self.opened:
+            return self
+        text, tokens = self.text + self.ending, self.tokens + self.ending_tokens
+        return replace(self, text=text, tokens=tokens, opened="")
 
     def splitter(self) -> ReasoningSplitter:
         """A splitter for the model's next text."""
-        marks, continued = self.marks, self.continued
-        if marks is None or continued is None:
-            return ReasoningSplitter(
-                marks, marks.begin * is_open(self.text, marks) if marks else ""
-            )
-        if not is_reasoning(continued, marks):
-            return ReasoningSplitter(None)
-        return ReasoningSplitter(marks, continued[continued.rindex(marks.begin) :])
+        return ReasoningSplitter(self.marks, self.opened)
 
 
 class ChatPrompts:
@@ -94,7 +86,6 @@ class ChatPrompts:
         chat_format: ChatFormat,
         encode: Encode,
         override: str | None = None,
-        piece: Piece | None = None,
         too_long: Callable[[int], UsageError | None] = lambda _: None,
         bos: Sequence[int] = (),
     ) -> None:
@@ -116,20 +107,14 @@ class ChatPrompts:
         self._format = chat_format
         self._encode = encode
         self._override = override
-        self._piece = piece
         self._too_long = too_long
         self._bos = list(bos)
-        self._templates: dict[str, ChatTemplate] = {}
-        self._lock = threading.Lock()
+        self._compile_once = lru_cache(self._compiled)
 
     def template(self, with_tools: bool = False) -> ChatTemplate:
         """The template for a conversation. Raises ModelError if there is none, or if it omits
         messages."""
-        source = self._override or self._format.source(self._model, with_tools)
-        with self._lock:
-            if source not in self._templates:
-                self._templates[source] = self._compiled(source)
-            return self._templates[source]
+        return self._compile_once(self._override or self._format.source(self._model, with_tools))
 
     def _compiled(self, source: str) -> ChatTemplate:
         with extras.needed(_EXTRA, _WHY):
@@ -160,42 +145,46 @@ class ChatPrompts:
         """
         template = self.template(bool(tools))
         self._check_size((messages, tools, variables))
-
-        def render(messages: Sequence[Message], begins: bool) -> list[str]:
-            return template.pieces(messages, tools, begins, **variables)
-
-        pieces, last = None, checked(messages)[-1]
-        if continues(last, add_generation_prompt, continue_final_message):
-            pieces = continued(messages, last["content"], render)
-            if pieces is None and continue_final_message:
+        last, pieces, marks = checked(messages)[-1], None, marks_of(template.source)
+        content, opened, ending = last["content"], "", ""
+        if _continues(last, add_generation_prompt, continue_final_message):
+            seam, end = (
+                new_seam(),
+                new_seam(),
+            )  # found, whatever the template writes behind the text
+            begun = [*messages[:-1], {**messages[-1], "content": f"{content}{end}"}]
+            rendered = seam.join(template.pieces(begun, tools, False, **variables))
+            before, found, _ = rendered.rpartition(end)
+            if found:
+                pieces = before.split(seam)
+            elif continue_final_message:
                 raise ModelError(
                     "the chat template does not show the last message, so that it cannot be "
                     "continued: leave continue_final_message out"
                 )
-        content = None if pieces is None else last["content"]
         if pieces is None:
-            pieces = render(messages, add_generation_prompt is not False)
+            begins = add_generation_prompt is not False
+            pieces = template.pieces(messages, tools, begins, **variables)
+            if marks and "".join(pieces).rstrip().endswith(marks.begin):
+                opened = marks.begin
+        elif marks and (begin := content.rfind(marks.begin)) > content.rfind(marks.end):
+            opened = content[begin:]
+        else:  # an answer goes on
+            marks = None
         text = arguments.text("the conversation", "".join(pieces))
-        marks = marks_of(template.source)
-        of_reasoning = (marks.shown or (marks.begin, marks.end)) if marks else ()
-        shown = [*of_reasoning, *(MARKS if tools else ())]
-        end = f"\n{marks.end}\n\n" if marks else ""
-        closing = ""
-        if marks and is_open(text, marks):  # as templates write it
-            closing = end if text.endswith("\n") else end.removeprefix("\n")
-        ending = closing or (marks and marks.ending) or end
-        if marks and content and is_reasoning(content, marks):
-            closing = end
+        if marks:
+            ending = marks.ending or f"\n{marks.end}\n\n"
+            if text.endswith(marks.begin):  # as templates write it
+                ending = ending.removeprefix("\n")
         return ChatPrompt(
             text,
             tuple(self._tokens(pieces)),
             marks,
-            template.source if template.takes_tools else template.source + GENERIC,
-            self._hidden(shown),
-            closing,
-            tuple(self._continuation(closing)) if closing else (),
+            template.source if template.takes_tools else template.source + BEGIN,
+            self._hidden(marks, bool(tools)),
+            opened,
+            ending,
             tuple(self._continuation(ending)) if ending else (),
-            content,
         )
 
     def text_tokens(self, text: str) -> list[int]:
@@ -236,8 +225,27 @@ class ChatPrompts:
         if (refusal := self._too_long(size)) is not None:
             raise refusal
 
-    def _hidden(self, marks: Sequence[str]) -> dict[int, str]:
-        if self._piece is None:
-            return {}
-        tokens = [(mark, self._encode(mark)) for mark in marks]
-        return {ids[0]: mark for mark, ids in tokens if len(ids) == 1 and not self._piece(ids[0])}
+    def _hidden(self, marks: Marks | None, with_tools: bool) -> dict[int, str]:
+        """Control tokens of reasoning, and with tools those of calls, and how they are spelled."""
+        around = f"{marks.begin}{marks.end}{marks.ending}" if marks else ""
+        shown = [
+            (text, self._encode(text))
+            for text in self._format.control_tokens
+            if text in around or (with_tools and _OF_CALLS.search(text))
+        ]
+        return {tokens[0]: text for text, tokens in shown if len(tokens) == 1}
+
+
+def _continues(
+    last: Message, add_generation_prompt: bool | None, continue_final_message: bool | None
+) -> bool:
+    """True if the last message, which is validated, is to be continued: by the arguments, whose
+    names and rules are vLLM's, or as by llama.cpp's server. Raises UsageError."""
+    if add_generation_prompt and continue_final_message:
+        raise UsageError(
+            "add_generation_prompt and continue_final_message are both true: a text can begin an "
+            "answer or continue the last message"
+        )
+    if continue_final_message is not None or add_generation_prompt is not None:
+        return bool(continue_final_message)
+    return last["role"] == "assistant" and bool(last["content"]) and not last.get("tool_calls")

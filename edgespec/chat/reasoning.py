@@ -21,8 +21,6 @@ class Marks:
 
     begin: str
     end: str
-    shown: tuple[str, ...] = ()
-    """Control tokens in them, if they are more than one token."""
     ending: str = ""
     """Text that ends reasoning; empty: the end mark on a line of its own."""
     in_channels: bool = False
@@ -35,11 +33,10 @@ KNOWN_MARKS = (
         for begin in ("<think>", "<thinking>", "<seed:think>", "[THINK]", "<mm:think>")
     ),
     Marks("<|START_THINKING|>", "<|END_THINKING|>"),
-    Marks("<|channel>thought", "<channel|>", ("<|channel>", "<channel|>"), "\n<channel|>"),
+    Marks("<|channel>thought", "<channel|>", "\n<channel|>"),
     Marks(
         "<|channel|>analysis",
         "<|end|>",
-        ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"),
         "<|end|><|start|>assistant<|channel|>final<|message|>",
         in_channels=True,
     ),
@@ -57,11 +54,6 @@ class Part:
 def marks_of(template: str) -> Marks | None:
     """The marks of reasoning in a chat template's source; None if it has none."""
     return next((m for m in KNOWN_MARKS if m.begin in template or m.end in template), None)
-
-
-def is_open(prompt: str, marks: Marks) -> bool:
-    """True if the answer to `prompt` begins inside reasoning, whose mark the template wrote."""
-    return prompt.rstrip().endswith(marks.begin)
 
 
 class ReasoningSplitter:

@@ -53,23 +53,22 @@ def measured(value: Any) -> tuple[int, int]:
     Raises TemplateLimitError for more than MAX_PARTS elements or MAX_DEPTH levels, which a value
     that contains itself has.
     """
-    size = largest = 0
-    n_parts, level = 1, {id(value): (value, 1)}
+    size = largest = n_parts = 0
+    level = [value]
     for _ in range(MAX_DEPTH):
-        below: dict[int, tuple[Any, int]] = {}
-        for part, times in level.values():
+        n_parts += len(level)
+        below: list[Any] = []
+        for part in level:
             if isinstance(part, str | bytes):
-                size += times * len(part)
+                size += len(part)
             elif isinstance(part, int):
                 largest = max(largest, abs(part))
             elif isinstance(part, dict | list | tuple | set | frozenset):
-                n_parts += times * len(part)
-                if n_parts > MAX_PARTS:
+                below += (*part, *part.values()) if isinstance(part, dict) else part
+                if isinstance(part, OwnList):
+                    part.is_shared |= part is not value
+                if n_parts + len(below) > MAX_PARTS:
                     raise TemplateLimitError(f"it takes a value of more than {MAX_PARTS:,} parts")
-                for one in (*part, *part.values()) if isinstance(part, dict) else part:
-                    below[id(one)] = (one, times + below.get(id(one), (None, 0))[1])
-                    if isinstance(one, OwnList):
-                        one.is_shared = True
         if not below:
             return size + n_parts, largest
         level = below

@@ -17,7 +17,6 @@ from edgespec.chat.adapting import (
     reasoning_variables,
     renamed,
     shown,
-    shows_messages,
 )
 from edgespec.chat.control_text import ControlTexts, new_seam
 from edgespec.chat.messages import Message, checked
@@ -77,22 +76,13 @@ class ChatTemplate:
     def shows_messages(self) -> bool:
         """True if a user's message is shown, or if a lone one is refused. Raises
         TemplateLimitError."""
-        return shows_messages(self._rendered)
+        asked = [{"role": "user", "content": "Hello"}]
+        return any(shown(asked, with_tools, self._rendered)[0] for with_tools in (False, True))
 
     @cached_property
     def takes_tools(self) -> bool:
         """True if the template reads tools."""
         return "tools" in find_undeclared_variables(self._environment.parse(self.source))
-
-    def render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        **variables: Any,
-    ) -> str:
-        """The rendered conversation, with the arguments and errors of `pieces`."""
-        return "".join(self.pieces(messages, tools, add_generation_prompt, **variables))
 
     def pieces(
         self,
@@ -122,7 +112,7 @@ class ChatTemplate:
             for turn in conversation
         ]
         text = self._rendered(
-            shown(turns, offered, self._rendered)[1],
+            shown(turns, bool(offered), self._rendered)[1],
             control.seamed(offered, seam) if offered else None,
             add_generation_prompt,
             control.seamed(reasoning_variables(variables, self.source), seam),

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Protocol
 import numpy as np
 from pydantic import BeforeValidator, Field
 
-from edgespec.completions.protocols.contents import text_of
+from edgespec.chat.messages import text_of
 from edgespec.completions.protocols.request_parts import ParsedRequest, RequestError, about
 from edgespec.completions.requests import check_tokens
 from edgespec.errors import ContextOverflow

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from edgespec.chat.call_marks import BLOCKS, END, OPENERS
+from edgespec.chat.adapting import BEGIN, END
 from edgespec.completions.calls import (
     Parameters,
     Reading,
@@ -34,9 +34,32 @@ FENCE = "```"
 FENCE_BEGIN = re.compile(r"```[\w+-]*[^\S\n]*(?:\n|(?=[{\[<]))")
 FENCE_BEGUN = re.compile(r"(?:`{1,2}|```[\w+-]*[^\S\n]*)\Z")
 _FUNCTION_END = "</function>"
+BLOCKS: Mapping[str, str] = {
+    BEGIN: END,
+    "<tool_calls>": "</tool_calls>",
+    "<TOOLCALL>": "</TOOLCALL>",
+    "<tools>": "</tools>",
+    "<function_call>": "</function_call>",
+    "<minimax:tool_call>": "</minimax:tool_call>",
+    "<seed:tool_call>": "</seed:tool_call>",
+    "<｜DSML｜function_calls>": "</｜DSML｜function_calls>",
+    "<｜DSML｜tool_calls>": "</｜DSML｜tool_calls>",
+    "<tool_calls:opensource>": "</tool_calls:opensource>",
+    "<tool_call:opensource>": "</tool_call:opensource>",
+    "<|START_ACTION|>": "<|END_ACTION|>",
+    "<|tools_prefix|>": "<|tools_suffix|>",
+    "<|tool_calls_section_begin|>": "<|tool_calls_section_end|>",
+    "<|tool_call_start|>": "<|tool_call_end|>",
+    "<｜tool▁calls▁begin｜>": "<｜tool▁calls▁end｜>",
+    "<|tool_calls|>": "<|calls|>",
+    "<|tool_call>": "<tool_call|>",
+    "<|python_start|>": "<|python_end|>",
+    "<function_calls>": "</function_calls>",
+}
+"""Mark that ends a block of calls, by the mark that begins it."""
 _ENDS: Mapping[str, str] = {
     **BLOCKS,
-    **dict.fromkeys(OPENERS, ""),
+    **dict.fromkeys(("[TOOL_CALLS]", "<|tool_call|>", "<|python_tag|>"), ""),
     "<|tool_call_begin|>": "<|tool_call_end|>",
     "<｜tool▁call▁begin｜>": "<｜tool▁call▁end｜>",
     "<|tool_call:begin|>": "<|tool_call:end|>",

@@ -30,8 +30,8 @@ class ReasonedAnswers:
 
     def wrap(self, prompt: ChatPrompt, n_free: int, has_grammar: bool) -> Wrap | None:
         """For an answer with `n_free` tokens of reasoning; None if there are no marks of it."""
-        marks, closing = prompt.marks, prompt.closing_tokens or prompt.end_tokens
-        if marks is None or not closing or (prompt.continued is not None and not has_grammar):
+        marks, closing = prompt.marks, prompt.ending_tokens
+        if marks is None or not closing:
             return None
         session, hidden = self._session, dict(prompt.hidden_marks)
 
@@ -43,5 +43,5 @@ class ReasonedAnswers:
         end = self._ends.setdefault((marks.end, closing), new)
         if has_grammar:  # here, since the thread that computes serves others, too
             _ = end.vocabulary
-        begin = None if prompt.closing else marks.begin
+        begin = None if prompt.opened else marks.begin
         return lambda constraint: AfterReasoning(end, n_free, constraint, begin)

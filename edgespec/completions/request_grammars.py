@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edgespec.chat.call_marks import BEGIN, END
+from edgespec.chat.adapting import BEGIN, END
 from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.completions.requests import ChatRequest, ResponseFormat
 from edgespec.completions.tool_calls import knows_calls

@@ -163,10 +163,10 @@ class Completions:
         """The prompt, and what changes the constraint of its answer, by the limits of reasoning."""
         budget = request.reasoning_budget
         budget = self.reasoning_budget if budget is None else budget
-        if budget == 0 and prompt.marks is not None and prompt.continued is None:
+        if budget == 0 and prompt.marks is not None:
             told = self._without_reasoning(request, prompt)
             return told, None if has_grammar else self._reasoned.wrap(told, 0, has_grammar=False)
-        if has_grammar and prompt.closing:
+        if has_grammar and prompt.opened:
             most = self._session.most_tokens(len(prompt.tokens), request.limit)
             n_free = most - max(MIN_ANSWER_TOKENS, most // 4)
             if n_free < MIN_REASONING_TOKENS:
@@ -182,7 +182,7 @@ class Completions:
         variables = {"enable_thinking": False} | request.template_variables
         with suppress(ModelError):
             told = self._session.chat_prompt(request.messages, request.offered_tools, variables)
-            if not told.closing:
+            if not told.opened:
                 return told
         return prompt.closed()
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from edgespec.chat.call_marks import BEGIN
+from edgespec.chat.adapting import BEGIN
 from edgespec.completions.calls import (
     Parameters,
     Reading,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Mapping
 
-from edgespec.chat.call_marks import BLOCKS
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.chat.reasoning import ReasoningSplitter
 from edgespec.completions.calls import Parameters, ToolCall
+from edgespec.completions.families import BLOCKS
 from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Kind
 from edgespec.completions.tool_calls import CallSplitter
 

@@ -82,7 +82,6 @@ class Tokenizer:
             self._vocabulary.chat_format,
             partial(self.encode, add_special=False),
             template,
-            self._vocabulary.piece,
             self.too_long,
             bos=self.encode("")[:1],
         )

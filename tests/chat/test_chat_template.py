@@ -23,8 +23,10 @@ TOOL = {
 
 
 def render(source: str, messages=HELLO, **variables) -> str:
-    return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(
-        messages, **variables
+    return "".join(
+        ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).pieces(
+            messages, **variables
+        )
     )
 
 
@@ -133,8 +135,9 @@ def test_a_template_that_writes_too_much_is_stopped_before_it_does(source):
         "[0, 0] | map('default', ns.x, true) | list",
     ],
 )
-def test_a_value_that_is_without_end_on_paper_is_stopped(doubled):
+def test_a_value_that_is_without_end_on_paper_is_stopped(doubled, monkeypatch):
     """Each round takes a few more bytes; what is written, compared or hashed doubles."""
+    monkeypatch.setattr(render_limits, "MAX_PARTS", 1 << 14)
     source = "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = DOUBLED %}"
     with pytest.raises(ModelError, match="was stopped"):
         render(source.replace("DOUBLED", doubled) + "{% endfor %}{{ ns.x == ns.x }}")
@@ -200,7 +203,7 @@ def test_loops_in_an_expression_are_stopped_in_time(monkeypatch):
     monkeypatch.setattr(render_limits, "MAX_SECONDS", 0.05)
     template = ChatTemplate("{{ range(9999) | select('in', range(99999) | list | sort) | list }}")
     with pytest.raises(ModelError, match=r"0\.05"):
-        template.render([{"role": "user", "content": "Hello"}])
+        "".join(template.pieces([{"role": "user", "content": "Hello"}]))
 
 
 @pytest.mark.parametrize(

@@ -141,4 +141,7 @@ def test_a_message_of_nothing_but_control_tokens_is_refused_before_it_is_encoded
 
 def test_digits_in_a_message_may_be_trimmed():
     messages = [{"role": "user", "content": " call 0123456789 "}]
-    assert ChatTemplate("{{ messages[0].content | trim }}").render(messages) == "call 0123456789"
+    assert (
+        "".join(ChatTemplate("{{ messages[0].content | trim }}").pieces(messages))
+        == "call 0123456789"
+    )

@@ -23,7 +23,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import SandboxedEnvironment
 
 from edgespec.chat import sandbox
-from edgespec.chat.adapting import GENERIC, reasoning_variables
+from edgespec.chat.adapting import BEGIN, reasoning_variables
 from edgespec.chat.template import ChatTemplate
 from edgespec.completions.tool_calls import CallSplitter, ToolCall
 from edgespec.errors import EdgespecError
@@ -264,7 +264,7 @@ def test_a_conversation_is_rendered_as_by_jinja(
         options |= reasoning_variables(variables, source)
         expected = rendered(plain[name], wanted, **options)
         try:
-            text = ours[name].render(TALKS[talk], tools, **variables)
+            text = "".join(ours[name].pieces(TALKS[talk], tools, **variables))
         except EdgespecError as error:
             text = None if expected is None else str(error)
         if text != expected:
@@ -275,7 +275,7 @@ def test_a_conversation_is_rendered_as_by_jinja(
 def shown(template: ChatTemplate, talk: Messages, tools: Any = None) -> str | None:
     """The template's text; None if it refuses the conversation."""
     try:
-        return template.render(talk, tools)
+        return "".join(template.pieces(talk, tools))
     except EdgespecError:
         return None
 
@@ -324,7 +324,7 @@ def test_reasoning_before_a_call_is_shown(
     name: str, content: str, ours: Mapping[str, ChatTemplate]
 ) -> None:
     calls = calling(content=content, reasoning_content="I wonder.")
-    text = ours[name].render([USER, calls, told()], TOOLS)
+    text = "".join(ours[name].pieces([USER, calls, told()], TOOLS))
     assert "I wonder." in text and content in text
 
 
@@ -332,7 +332,7 @@ def test_tools_may_lack_description_and_parameters(ours: Mapping[str, ChatTempla
     bare = [{"type": "function", "function": {"name": "weather"}}]
     for template in ours.values():
         if shown(template, [USER], TOOLS):
-            assert "weather" in template.render([USER], bare)
+            assert "weather" in "".join(template.pieces([USER], bare))
 
 
 def test_ids_of_any_length_are_taken(ours: Mapping[str, ChatTemplate]) -> None:
@@ -340,7 +340,9 @@ def test_ids_of_any_length_are_taken(ours: Mapping[str, ChatTemplate]) -> None:
     calls, result = calling(call() | {"id": identity}, content=""), told()
     for template in ours.values():
         if shown(template, [USER, calling(content=""), result], TOOLS):
-            assert template.render([USER, calls, result | {"tool_call_id": identity}], TOOLS)
+            assert "".join(
+                template.pieces([USER, calls, result | {"tool_call_id": identity}], TOOLS)
+            )
 
 
 SHOW_NO_CALLS = {"LFM2-8B-A1B", "LFM2.5-Instruct", "ibm-granite-granite-3.3-2B-Instruct"}
@@ -360,7 +362,7 @@ def test_calls_are_read_as_templates_show_them(ours: Mapping[str, ChatTemplate])
         except EdgespecError:
             continue
         text = "".join(shown).removeprefix("".join(before))
-        shown_by = template.source if template.takes_tools else template.source + GENERIC
+        shown_by = template.source if template.takes_tools else template.source + BEGIN
         found = []
         for pieces in ([text], text):
             splitter = CallSplitter(parameters, shown_by)

@@ -37,7 +37,7 @@ PARTS = (
     ],
 )
 def test_without_a_system_role_the_user_says_it(source, messages, text):
-    assert ChatTemplate(source).render(messages) == text
+    assert "".join(ChatTemplate(source).pieces(messages)) == text
 
 
 ONE_SYSTEM = (
@@ -56,13 +56,13 @@ def test_several_system_messages_are_one_where_the_template_takes_one(source, ro
     other = {"role": role, "content": "Be brief."}
     template = ChatTemplate(source)
     merged = "<system>Be kind.\n\nBe brief.<user>Hello"
-    assert template.render([SYSTEM, other, USER]) == merged
+    assert "".join(template.pieces([SYSTEM, other, USER])) == merged
     middle = f"{merged}<assistant>Hi.<user>Hello"
-    assert template.render([SYSTEM, USER, ANSWER, other, USER]) == middle
+    assert "".join(template.pieces([SYSTEM, USER, ANSWER, other, USER])) == middle
 
 
 def test_several_system_messages_stay_where_the_template_shows_them():
-    text = ChatTemplate(PLAIN).render([SYSTEM, USER, ANSWER, SYSTEM, USER])
+    text = "".join(ChatTemplate(PLAIN).pieces([SYSTEM, USER, ANSWER, SYSTEM, USER]))
     assert text == "<system>Be kind.<user>Hello<assistant>Hi.<system>Be kind.<user>Hello"
 
 
@@ -90,19 +90,21 @@ def result(identity):
 
 def test_calls_at_once_are_turns_where_the_template_takes_one():
     talk = [USER, calls("a", "b"), result("b"), result("a"), ANSWER]
-    text = ChatTemplate(ONE_CALL).render(talk)
+    text = "".join(ChatTemplate(ONE_CALL).pieces(talk))
     expected = "<assistant>[a f0]<tool>4a<assistant>[b f1]<tool>4b<assistant>Hi."
     assert text.startswith(f"<user>Hello{expected}")
-    assert "[a f0][b f1]" in ChatTemplate(TOLD).render(talk)
+    assert "[a f0][b f1]" in "".join(ChatTemplate(TOLD).pieces(talk))
 
 
 def test_ids_are_shortened_where_the_template_wants_nine_letters():
-    text = ChatTemplate(NINE_LETTERS).render(
-        [USER, calls("call_0123456789"), result("call_0123456789")]
+    text = "".join(
+        ChatTemplate(NINE_LETTERS).pieces(
+            [USER, calls("call_0123456789"), result("call_0123456789")]
+        )
     )
     short = text.partition("[")[2][:9]
     assert short.isalnum() and text.count(short) == 2
-    assert "abcdefgh1" in ChatTemplate(NINE_LETTERS).render([USER, calls("abcdefgh1")])
+    assert "abcdefgh1" in "".join(ChatTemplate(NINE_LETTERS).pieces([USER, calls("abcdefgh1")]))
 
 
 def test_a_system_message_that_is_lost_behind_a_result_is_told_by_the_user():
@@ -113,8 +115,8 @@ def test_a_system_message_that_is_lost_behind_a_result_is_told_by_the_user():
         "[{{ c.function.name }}]{% endfor %}{% endfor %}"
     )
     template = ChatTemplate(source)
-    assert template.render([SYSTEM, USER]) == "[Be kind.]<user>Hello"
-    text = template.render([SYSTEM, USER, calls("a"), result("a")])
+    assert "".join(template.pieces([SYSTEM, USER])) == "[Be kind.]<user>Hello"
+    text = "".join(template.pieces([SYSTEM, USER, calls("a"), result("a")]))
     assert text == "<user>Be kind.\nHello<assistant>[f0]<tool>4"
 
 
@@ -139,45 +141,50 @@ ALTERNATE = (
     ],
 )
 def test_turns_of_one_role_are_one_where_the_template_wants_turns_to_alternate(talk, text):
-    assert ChatTemplate(ALTERNATE).render(talk).startswith(text)
+    assert "".join(ChatTemplate(ALTERNATE).pieces(talk)).startswith(text)
 
 
 def test_turns_of_one_role_stay_where_the_template_shows_them():
-    assert ChatTemplate(PLAIN).render([USER, USER]) == "<user>Hello<user>Hello"
+    assert "".join(ChatTemplate(PLAIN).pieces([USER, USER])) == "<user>Hello<user>Hello"
 
 
 def test_reasoning_has_the_name_that_the_template_reads():
     source = "{% for m in messages %}" + TURN + "{{ m.thinking }}{% endfor %}"
-    assert ChatTemplate(source).render([ANSWER | {"reasoning_content": "Hm."}]).endswith("Hi.Hm.")
-    assert ChatTemplate(source).render([ANSWER | {"reasoning": "Hm."}]).endswith("Hi.Hm.")
+    assert "".join(ChatTemplate(source).pieces([ANSWER | {"reasoning_content": "Hm."}])).endswith(
+        "Hi.Hm."
+    )
+    assert "".join(ChatTemplate(source).pieces([ANSWER | {"reasoning": "Hm."}])).endswith("Hi.Hm.")
 
 
 @pytest.mark.parametrize("variable", ["enable_thinking", "thinking"])
 def test_no_effort_turns_reasoning_off_in_the_templates_own_way(variable):
     source = PLAIN + "{% if " + variable + " is false %}off{% endif %}"
-    assert ChatTemplate(source).render([USER], reasoning_effort="none").endswith("off")
-    assert not ChatTemplate(source).render([USER], reasoning_effort="low").endswith("off")
+    assert "".join(ChatTemplate(source).pieces([USER], reasoning_effort="none")).endswith("off")
+    assert not "".join(ChatTemplate(source).pieces([USER], reasoning_effort="low")).endswith("off")
 
 
 def test_a_system_role_is_used():
-    assert ChatTemplate(PLAIN).render([SYSTEM, USER]) == "<system>Be kind.<user>Hello"
+    assert "".join(ChatTemplate(PLAIN).pieces([SYSTEM, USER])) == "<system>Be kind.<user>Hello"
 
 
 def test_a_template_that_wants_a_system_message_gets_it():
     source = "{% if messages[0].role != 'system' %}{{ raise_exception('none') }}{% endif %}" + PLAIN
-    assert ChatTemplate(source).render([SYSTEM, USER]) == "<system>Be kind.<user>Hello"
+    assert "".join(ChatTemplate(source).pieces([SYSTEM, USER])) == "<system>Be kind.<user>Hello"
 
 
 @pytest.mark.parametrize("content", ["Hello", [{"type": "text", "text": "Hello"}]])
 def test_a_template_that_reads_parts_only_gets_parts(content):
     template = ChatTemplate(PARTS)
     assert template.shows_messages()
-    assert template.render([SYSTEM, USER | {"content": content}]) == "<system>Be kind.<user>Hello"
+    assert (
+        "".join(template.pieces([SYSTEM, USER | {"content": content}]))
+        == "<system>Be kind.<user>Hello"
+    )
 
 
 def test_a_template_of_parts_without_a_system_role_has_it_told_by_the_user():
     source = PARTS.replace("in messages", "in messages if m.role != 'system'")
-    assert ChatTemplate(source).render([SYSTEM, USER]) == "<user>Be kind.\nHello"
+    assert "".join(ChatTemplate(source).pieces([SYSTEM, USER])) == "<user>Be kind.\nHello"
 
 
 def calling(**fields):
@@ -202,7 +209,9 @@ CALLS = (
     ],
 )
 def test_arguments_that_are_spliced_are_the_requests_text(shown):
-    assert ChatTemplate(CALLS.replace("SHOWN", shown)).render([calling()]) == 'add{"a":  1}'
+    assert (
+        "".join(ChatTemplate(CALLS.replace("SHOWN", shown)).pieces([calling()])) == 'add{"a":  1}'
+    )
 
 
 @pytest.mark.parametrize(
@@ -216,7 +225,7 @@ def test_arguments_that_are_spliced_are_the_requests_text(shown):
     ],
 )
 def test_arguments_are_an_object_where_they_are_read(shown, text):
-    assert ChatTemplate(CALLS.replace("SHOWN", shown)).render([calling()]) == text
+    assert "".join(ChatTemplate(CALLS.replace("SHOWN", shown)).pieces([calling()])) == text
 
 
 def test_control_tokens_in_spliced_arguments_are_cut():
@@ -234,13 +243,13 @@ def test_a_template_that_shows_calls_beside_null_only_gets_null(fields):
         "{% for m in messages %}{% if m.content is none %}{{ m.tool_calls[0].function.name }}"
         "{% else %}{{ m.content }}{% endif %}{% endfor %}"
     )
-    assert ChatTemplate(source).render([calling(**fields)]) == "add"
+    assert "".join(ChatTemplate(source).pieces([calling(**fields)])) == "add"
 
 
 @pytest.mark.parametrize("fields", [{}, {"content": None}, {"content": ""}])
 def test_other_templates_get_an_empty_text(fields):
     source = "{% for m in messages %}[{{ m.content }}{{ m.tool_calls | length }}]{% endfor %}"
-    assert ChatTemplate(source).render([calling(**fields)]) == "[1]"
+    assert "".join(ChatTemplate(source).pieces([calling(**fields)])) == "[1]"
 
 
 @pytest.mark.parametrize(
@@ -249,8 +258,8 @@ def test_other_templates_get_an_empty_text(fields):
 )
 def test_a_template_that_never_asks_whether_thinking_is_defined_gets_it(asks, expected):
     source = f"{{{{ messages[0].content }}}}{{% if {asks} %}}closed{{% endif %}}"
-    assert ChatTemplate(source).render([USER]) == USER["content"] + expected
-    assert ChatTemplate(source).render([USER], enable_thinking=False).endswith("closed")
+    assert "".join(ChatTemplate(source).pieces([USER])) == USER["content"] + expected
+    assert "".join(ChatTemplate(source).pieces([USER], enable_thinking=False)).endswith("closed")
 
 
 def test_a_template_that_is_stopped_is_not_tried_again_in_other_ways(monkeypatch):
@@ -259,7 +268,7 @@ def test_a_template_that_is_stopped_is_not_tried_again_in_other_ways(monkeypatch
     monkeypatch.setattr(
         template._limits, "restart", lambda talk: (restarts.append(talk), restart(talk))
     )
-    for ask in (template.shows_messages, lambda: template.render([SYSTEM, USER])):
+    for ask in (template.shows_messages, lambda: "".join(template.pieces([SYSTEM, USER]))):
         with pytest.raises(ModelError, match="was stopped"):
             ask()
     assert len(restarts) == 2
@@ -273,5 +282,5 @@ def test_a_form_is_found_in_few_renderings(monkeypatch):
         template, "_rendered", lambda talk, *o: (talks.append(talk), rendered(talk, *o))[1]
     )
     talk = [SYSTEM, USER, calls("a", "b"), result("a"), result("b"), ANSWER, USER, USER]
-    assert template.render(talk).endswith("<user>Hello\n\nHelloNone")
+    assert "".join(template.pieces(talk)).endswith("<user>Hello\n\nHelloNone")
     assert len(talks) < 16

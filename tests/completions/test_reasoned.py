@@ -126,7 +126,7 @@ def test_a_model_that_opens_reasoning_itself_has_a_budget(session: Session) -> N
     session.use_chat_template(template)
     prompt = session.chat_prompt([{"role": "user", "content": "A city?"}])
     wrap = reasoned.ReasonedAnswers(session).wrap(prompt, 40, has_grammar=False)
-    assert wrap is not None and prompt.end_tokens
+    assert wrap is not None and prompt.ending_tokens
     its = wrap(None)
     for token in session.encode("<think>abc"):
         its.take(token)
@@ -134,4 +134,4 @@ def test_a_model_that_opens_reasoning_itself_has_a_budget(session: Session) -> N
     for _ in range(40):
         if not its.forced(1):
             its.take(100)
-    assert its.forced(50) == [*prompt.end_tokens]
+    assert its.forced(50) == [*prompt.ending_tokens]

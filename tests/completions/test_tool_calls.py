@@ -46,7 +46,7 @@ def test_other_fenced_json_stays_text():
 
 def writer(tools: Sequence[str] = ("add",), inside: str = "") -> MessageWriter:
     template = "<tool_call> <think>"
-    prompt = ChatPrompt(inside, (1,), Marks("<think>", "</think>"), template)
+    prompt = ChatPrompt(inside, (1,), Marks("<think>", "</think>"), template, opened=inside)
     return MessageWriter(prompt, tools, lambda: "call_1")
 
 

@@ -1,4 +1,4 @@
-"""Reads content of messages: text, or a list of parts that are text."""
+"""Reads parts of requests: text, calls, and calls of tools that only other servers have."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from edgespec.chat.messages import left_out
 from edgespec.completions.protocols.request_parts import RequestError
 
 _UNTOLD = ("type", "id", "call_id", "tool_use_id", "status")
@@ -28,31 +27,6 @@ def reading(where: str, param: str) -> Iterator[None]:
         raise RequestError(f"{where}: {error}", param) from error
     except (TypeError, AttributeError) as error:
         raise RequestError(f"{where} has a value of a wrong type", param) from error
-
-
-def text_of(content: Any, is_result: bool = False) -> str:
-    """The text of content; a note stands for other parts of a tool's result. Raises ValueError."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise ValueError("content must be text or a list of parts")
-    return "".join(part_text(part, is_result) for part in content)
-
-
-def part_text(part: Any, is_result: bool = False) -> str:
-    """The text of one part."""
-    match part:
-        case {"text": str(text)} | {"type": "refusal", "refusal": str(text)}:
-            return text
-        case {"type": "document", "source": {"type": "text", "data": str(text)}}:
-            return text
-        case {"type": "search_result", "title": str(title), "content": content}:
-            return f"{title}\n{text_of(content)}"
-        case {"type": str(kind)} if not kind.endswith("text"):
-            if is_result:
-                return left_out(kind)
-            raise ValueError(f"a part is of type {kind!r}: models here read text only")
-    raise ValueError("a part of content must be an object with text")
 
 
 def told(item: Mapping[str, Any]) -> str:

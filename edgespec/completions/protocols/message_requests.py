@@ -11,14 +11,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from edgespec.completions.protocols.contents import (
-    call_of,
-    part_text,
-    reading,
-    string,
-    text_of,
-    told,
-)
+from edgespec.chat.messages import text_of
+from edgespec.completions.protocols.contents import call_of, reading, string, told
 from edgespec.completions.protocols.request_parts import ParsedRequest, RequestError, RequestPart
 from edgespec.completions.requests import MAX_STOPS, ChatRequest, callable_tools
 from edgespec.settings.config import INT32_MAX
@@ -167,9 +161,9 @@ def _add_block(messages: list[dict[str, Any]], block: Mapping[str, Any]) -> None
         called = string(block["tool_use_id"])
         messages.append({"role": "tool", "tool_call_id": called, "content": text})
     elif messages and messages[-1]["role"] == "user":  # turns alternate
-        messages[-1]["content"] += "\n\n" + part_text(block)
+        messages[-1]["content"] += "\n\n" + text_of([block])
     else:
-        messages.append({"role": "user", "content": part_text(block)})
+        messages.append({"role": "user", "content": text_of([block])})
 
 
 def _assistant(blocks: list[Mapping[str, Any]]) -> dict[str, Any]:
@@ -188,5 +182,5 @@ def _assistant(blocks: list[Mapping[str, Any]]) -> dict[str, Any]:
             case str(kind) if kind.endswith(("_tool_use", "_tool_result")):
                 message["content"] += told(block)
             case _:
-                message["content"] += part_text(block)
+                message["content"] += text_of([block])
     return message

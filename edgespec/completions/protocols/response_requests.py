@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from edgespec.completions.protocols.contents import call_of, reading, string, text_of, told
+from edgespec.chat.messages import text_of
+from edgespec.completions.protocols.contents import call_of, reading, string, told
 from edgespec.completions.protocols.request_parts import RequestPart
 from edgespec.completions.requests import (
     ChatRequest,

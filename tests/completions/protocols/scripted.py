@@ -69,7 +69,7 @@ class ScriptedSession:
 
     def chat_prompt(self, messages: Any, tools: Any = None, template: Any = None) -> ChatPrompt:
         self.messages, self.tools, self.variables = list(messages), tools, template
-        return ChatPrompt(self._text, PROMPT, Marks("<think>", "</think>"), "")
+        return ChatPrompt(self._text, PROMPT, Marks("<think>", "</think>"), "", opened=self._text)
 
     def most_tokens(self, n_prompt: int, max_tokens: int | None = None) -> int:
         return max_tokens or 90
