@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, reduce
 from types import MappingProxyType
 from typing import Any
 
@@ -100,27 +100,7 @@ def _turn(role: str, content: str) -> Turn:
 
 
 def _changed(turns: Sequence[Turn], changes: Sequence[Change]) -> list[Turn]:
-    for change in changes:
-        turns = change(turns)
-    return [*turns]
-
-
-def _without_system(turns: Sequence[Turn]) -> list[Turn]:
-    """The turns with system messages merged into the user's next message, or into the last."""
-    merged: list[Turn] = []
-    instructions: list[str] = []
-    for turn in turns:
-        if turn["role"] == "system":
-            instructions += [turn["content"]] if turn["content"] else []
-        elif turn["role"] == "user" and instructions:
-            merged.append(turn | {"content": "\n".join([*instructions, turn["content"]])})
-            instructions = []
-        else:
-            merged.append(turn)
-    if instructions:
-        before = [merged.pop()["content"]] if merged and merged[-1]["role"] == "user" else []
-        merged.append(_turn("user", "\n".join([*before, *instructions])))
-    return merged
+    return reduce(lambda changed, change: change(changed), changes, [*turns])
 
 
 def _with_one_system(turns: Sequence[Turn]) -> list[Turn]:
@@ -147,6 +127,13 @@ def _alternating(turns: Sequence[Turn]) -> list[Turn]:
             merged.append(_turn("user", ""))
         merged.append(turn)
     return merged
+
+
+def _without_system(turns: Sequence[Turn]) -> list[Turn]:
+    """The turns with system messages as the user's words."""
+    return _alternating(
+        [turn | {"role": "user"} if turn["role"] == "system" else turn for turn in turns]
+    )
 
 
 def _each(change: Callable[[Turn], Turn]) -> Change:
@@ -214,8 +201,8 @@ def _in_parts(turn: Turn) -> Turn:
 
 _CHANGES: Sequence[Change] = (
     _with_one_system,
-    _without_system,
     _alternating,
+    _without_system,
     _each(_joined),
     _one_call_each,
     *map(_each, (_with_short_ids, _with_null, _in_parts)),
@@ -275,13 +262,13 @@ def as_text(turns: Sequence[Turn]) -> list[Turn]:
     """The turns with calls and results as text, for templates that show none."""
     told: list[Turn] = []
     for turn in turns:
-        content, others = turn["content"], dict(turn)
         if turn["role"] == "tool":
-            result = f"<tool_response>\n{content}\n</tool_response>"
+            result = f"<tool_response>\n{turn['content']}\n</tool_response>"
             before = [told.pop()["content"]] if told and told[-1]["role"] == "user" else []
             told.append(_turn("user", "\n".join([*before, result])))
             continue
-        texts = [content] if content else []
+        others = dict(turn)
+        texts = [turn["content"]] if turn["content"] else []
         for call in others.pop("tool_calls", ()):
             name = json.dumps(call["function"]["name"], ensure_ascii=False)
             told_call = f'{{"name": {name}, "arguments": {call["function"]["arguments"]}}}'

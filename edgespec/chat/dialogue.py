@@ -42,19 +42,6 @@ class Dialogue:
     def _head(self) -> list[dict[str, Any]]:
         return [] if self.system is None else [{"role": "system", "content": self.system}]
 
-    def ask(self, text: str) -> None:
-        """Add a user message."""
-        self.turns.append({"role": "user", "content": text})
-
-    def answer(self, message: dict[str, Any]) -> None:
-        """Add an assistant message."""
-        self.turns.append({"role": "assistant"} | message)
-
-    def take_back(self) -> None:
-        """Remove the latest message if it is the user's and unanswered."""
-        if self.turns and self.turns[-1]["role"] == "user":
-            self.turns.pop()
-
     def reset(self) -> None:
         """Remove all messages except the system message."""
         self.turns.clear()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from edgespec import extras
@@ -210,12 +210,8 @@ class ChatPrompts:
     def _continuation(self, piece: str) -> list[int]:
         """Tokens of a text behind another one."""
         # some tokenizers add a blank before every text: a line break in front takes it
-        joined, n_seam = self._encode("\n" + piece), len(self._seam)
-        return joined[n_seam:] if joined[:n_seam] == self._seam else self._encode(piece)
-
-    @cached_property
-    def _seam(self) -> list[int]:
-        return self._encode("\n")
+        joined, seam = self._encode("\n" + piece), self._encode("\n")
+        return joined[len(seam) :] if joined[: len(seam)] == seam else self._encode(piece)
 
     def _check_size(self, conversation: Any) -> None:
         try:

@@ -66,31 +66,26 @@ class ReasoningSplitter:
     def __init__(self, marks: Marks | None, before: str = "") -> None:
         """`before` is what was written of the text: the mark, and reasoning that goes on."""
         self._marks = marks
-        self._text = before
+        self._text = ""
         self._told: dict[Kind, str] = {"reasoning": "", "answer": ""}
         self.is_reasoning = False
         """True if the text so far ends in reasoning."""
-        self._new_parts()
+        self.push(before)
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str, is_whole: bool = False) -> list[Part]:
         """Add text and return the parts whose kind is known."""
+        if self._marks is None:
+            return [Part("answer", text)] if text else []
         self._text += text
-        return self._new_parts()
+        split = _in_channels if self._marks.in_channels else _one_after_the_other
+        self.is_reasoning, *texts = split(self._text, self._marks, is_whole)
+        told, self._told = self._told, dict(zip(self._told, texts, strict=True))
+        new = [Part(kind, its[len(told[kind]) :]) for kind, its in self._told.items()]
+        return [part for part in new if part.text]
 
     def finish(self) -> list[Part]:
         """Return the text that was held back; no more text follows."""
-        return self._new_parts(is_whole=True)
-
-    def _new_parts(self, is_whole: bool = False) -> list[Part]:
-        if self._marks is None:
-            text, self._text = self._text, ""
-            return [Part("answer", text)] if text else []
-        split = _in_channels if self._marks.in_channels else _one_after_the_other
-        self.is_reasoning, *texts = split(self._text, self._marks, is_whole)
-        told = dict(zip(self._told, texts, strict=True))
-        new = [Part(kind, text[len(self._told[kind]) :]) for kind, text in told.items()]
-        self._told = told
-        return [part for part in new if part.text]
+        return self.push("", is_whole=True)
 
 
 def _one_after_the_other(text: str, marks: Marks, is_whole: bool) -> tuple[bool, str, str]:

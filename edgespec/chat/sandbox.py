@@ -159,7 +159,8 @@ class _LimitedCode(CodeGenerator):
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> None:
         is_part = isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
-        is_made = is_part or isinstance(node, nodes.List | nodes.Tuple | nodes.Dict | nodes.Compare)
+        kinds = nodes.List | nodes.Tuple | nodes.Dict | nodes.Compare | nodes.Concat
+        is_made = is_part or isinstance(node, kinds)
         if is_made and getattr(node, "ctx", "load") == "load":
             is_list = isinstance(node, nodes.List)
             self.write(f"environment.{'listed' if is_list else 'limits.made'}(")
@@ -167,13 +168,6 @@ class _LimitedCode(CodeGenerator):
             self.write(")")
         else:
             super().visit(node, *args, **kwargs)
-
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
-        self.write("environment.join((")
-        for operand in node.nodes:
-            self.visit(operand, frame)
-            self.write(", ")
-        self.write("))")
 
 
 class _GenerationBlocks(Extension):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from jinja2.exceptions import TemplateError, TemplateSyntaxError
+from jinja2.exceptions import TemplateSyntaxError
 from jinja2.meta import find_undeclared_variables
 
 from edgespec.chat.adapting import (
@@ -65,12 +65,7 @@ class ChatTemplate:
         self._environment = ChatEnvironment(self._limits)
         try:
             self._template = self._environment.from_string(source)
-        except TemplateSyntaxError as error:
-            raise ModelError(
-                f"the chat template is wrong in line {error.lineno}: {error.message}; give "
-                f"another with {setting.use_chat_template}"
-            ) from error
-        except (TemplateError, TemplateLimitError, RecursionError) as error:
+        except Exception as error:
             raise _failure(error) from error
 
     def shows_messages(self) -> bool:
@@ -141,6 +136,11 @@ class ChatTemplate:
 
 
 def _failure(error: BaseException) -> ModelError:
+    if isinstance(error, TemplateSyntaxError):
+        return ModelError(
+            f"the chat template is wrong in line {error.lineno}: {error.message}; give another "
+            f"with {setting.use_chat_template}"
+        )
     if isinstance(error, RecursionError):
         return TemplateLimitError("the chat template calls itself without end")
     if isinstance(error, TemplateLimitError):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.chat.prompts import ChatPrompts
-from edgespec.chat.reasoning import Marks, ReasoningSplitter, is_open, marks_of
+from edgespec.chat.reasoning import Marks, ReasoningSplitter, marks_of
 from edgespec.engine.transcript import Transcript
 from edgespec.ports.chat_format import ChatFormat
 from fake_model import FakeVocabulary
@@ -69,9 +69,12 @@ def test_the_template_says_which_marks_there_are(template, marks):
     assert marks_of(template) == marks
 
 
-def test_a_prompt_that_ends_with_the_mark_has_opened_it():
-    assert is_open("<|assistant|><think>\n", MARKS)
-    assert not is_open("<think>\n\n</think>\n\n", MARKS)
+@pytest.mark.parametrize(
+    ("end", "opened"), [("<|assistant|><think>\n", "<think>"), ("<think>\n\n</think>\n\n", "")]
+)
+def test_a_prompt_that_ends_with_the_mark_has_opened_it(end, opened):
+    prompts = ChatPrompts("fake", ChatFormat(), lambda text: [1], "{{ messages[0].content }}" + end)
+    assert prompts.prompt([{"role": "user", "content": "hi"}]).opened == opened
 
 
 # Marks that are control tokens add no text
@@ -95,10 +98,9 @@ def test_marks_that_add_no_text_are_known_by_their_tokens() -> None:
     tokens = {"<think>": [7], "</think>": [8]}
     prompts = ChatPrompts(
         "fake",
-        ChatFormat(),
+        ChatFormat(control_tokens=frozenset({"<think>", "</think>", "</s>", "<|tool|>"})),
         lambda text: tokens.get(text, [1, 2]),
         "<think></think>{{ messages[0].content }}",
-        lambda token: b"" if token in (7, 8) else b"x",
     )
     prompt = prompts.prompt([{"role": "user", "content": "hi"}])
     assert prompt.hidden_marks == {7: "<think>", 8: "</think>"}

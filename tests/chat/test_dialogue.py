@@ -13,14 +13,14 @@ from edgespec.errors import UsageError
 @pytest.fixture
 def dialogue() -> Dialogue:
     dialogue = Dialogue("Be brief.")
-    dialogue.ask("Hello")
+    dialogue.turns.append({"role": "user", "content": "Hello"})
     return dialogue
 
 
 def test_it_is_saved_again_and_again_for_its_owner_alone(dialogue, tmp_path):
     file = tmp_path / "talk.json"
     for text in ("Hi", "Bye"):
-        dialogue.answer({"content": text})
+        dialogue.turns.append({"role": "assistant", "content": text})
         dialogue.save(file)
     assert json.loads(file.read_text())["messages"][-1]["content"] == "Bye"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -43,8 +43,8 @@ def test_a_folder_and_a_fifo_are_refused(dialogue, tmp_path):
 
 def test_what_is_forgotten_is_saved_and_the_system_message_stays(dialogue, tmp_path):
     for text in ("Hi", "Bye"):
-        dialogue.answer({"content": text})
-        dialogue.ask(f"After {text}")
+        dialogue.turns.append({"role": "assistant", "content": text})
+        dialogue.turns.append({"role": "user", "content": f"After {text}"})
     assert dialogue.forget()
     assert [message["content"] for message in dialogue.messages] == [
         "Be brief.",

@@ -211,7 +211,7 @@ def as_transformers_wants(messages: Messages, name: str, source: str) -> Message
         turns.append(turn)
     if name in HAVE_NO_SYSTEM and turns[0]["role"] == "system":
         system, user, *others = turns
-        turns = [user | {"content": f"{system['content']}\n{user['content']}"}, *others]
+        turns = [user | {"content": f"{system['content']}\n\n{user['content']}"}, *others]
     if name in TAKE_ONE_CALL and turns[1:] and len(turns[1].get("tool_calls", ())) == 2:
         user, calls, *results = turns
         one, other = calls["tool_calls"]

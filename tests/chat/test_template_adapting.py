@@ -25,14 +25,14 @@ PARTS = (
 @pytest.mark.parametrize(
     ("messages", "text"),
     [
-        ([SYSTEM, USER], "<user>Be kind.\nHello"),
-        ([SYSTEM, SYSTEM, USER], "<user>Be kind.\nBe kind.\nHello"),
-        ([SYSTEM, ANSWER, USER], "<assistant>Hi.<user>Be kind.\nHello"),
-        ([USER, ANSWER, SYSTEM, USER], "<user>Hello<assistant>Hi.<user>Be kind.\nHello"),
-        ([USER, SYSTEM], "<user>Hello\nBe kind."),
+        ([SYSTEM, USER], "<user>Be kind.\n\nHello"),
+        ([SYSTEM, SYSTEM, USER], "<user>Be kind.\n\nBe kind.\n\nHello"),
+        ([SYSTEM, ANSWER, USER], "<user>Be kind.<assistant>Hi.<user>Hello"),
+        ([USER, ANSWER, SYSTEM, USER], "<user>Hello<assistant>Hi.<user>Be kind.\n\nHello"),
+        ([USER, SYSTEM], "<user>Hello\n\nBe kind."),
         ([SYSTEM], "<user>Be kind."),
         ([USER, ANSWER, SYSTEM], "<user>Hello<assistant>Hi.<user>Be kind."),
-        ([SYSTEM | {"role": "developer"}, USER], "<user>Be kind.\nHello"),
+        ([SYSTEM | {"role": "developer"}, USER], "<user>Be kind.\n\nHello"),
         ([SYSTEM | {"content": ""}, USER], "<user>Hello"),
     ],
 )
@@ -117,7 +117,7 @@ def test_a_system_message_that_is_lost_behind_a_result_is_told_by_the_user():
     template = ChatTemplate(source)
     assert "".join(template.pieces([SYSTEM, USER])) == "[Be kind.]<user>Hello"
     text = "".join(template.pieces([SYSTEM, USER, calls("a"), result("a")]))
-    assert text == "<user>Be kind.\nHello<assistant>[f0]<tool>4"
+    assert text == "<user>Be kind.\n\nHello<assistant>[f0]<tool>4"
 
 
 ALTERNATE = (
@@ -184,7 +184,7 @@ def test_a_template_that_reads_parts_only_gets_parts(content):
 
 def test_a_template_of_parts_without_a_system_role_has_it_told_by_the_user():
     source = PARTS.replace("in messages", "in messages if m.role != 'system'")
-    assert "".join(ChatTemplate(source).pieces([SYSTEM, USER])) == "<user>Be kind.\nHello"
+    assert "".join(ChatTemplate(source).pieces([SYSTEM, USER])) == "<user>Be kind.\n\nHello"
 
 
 def calling(**fields):

@@ -46,7 +46,9 @@ def test_other_fenced_json_stays_text():
 
 def writer(tools: Sequence[str] = ("add",), inside: str = "") -> MessageWriter:
     template = "<tool_call> <think>"
-    prompt = ChatPrompt(inside, (1,), Marks("<think>", "</think>"), template, opened=inside)
+    prompt = ChatPrompt(
+        inside, (1,), Marks("<think>", "</think>"), template, opened="<think>" * bool(inside)
+    )
     return MessageWriter(prompt, tools, lambda: "call_1")
 
 

@@ -233,16 +233,17 @@ class Chat:
         self._console.note("\n".join(report.lines()))
 
     def _answer(self, text: str) -> None:
-        self._dialogue.ask(text)
+        turns = self._dialogue.turns
+        turns.append({"role": "user", "content": text})
         try:
             message = self._generate()
         except BaseException:
-            self._dialogue.take_back()
+            turns.pop()
             raise
         if message["content"] or message.get("reasoning_content") or not self._is_cancelled:
-            self._dialogue.answer(message)
+            turns.append({"role": "assistant"} | message)
         else:
-            self._dialogue.take_back()
+            turns.pop()
 
     @property
     def _is_cancelled(self) -> bool:
