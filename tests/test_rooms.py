@@ -215,9 +215,9 @@ def test_a_module_of_more_than_400_lines_says_why() -> None:
 MOST_LINES = {
     "batch": 509,
     "bench": 1241,
-    "chat": 1625,
+    "chat": 1399,
     "cli": 4584,
-    "completions": 3774,
+    "completions": 3766,
     "concurrency": 517,
     "diagnosis": 480,
     "engine": 4088,

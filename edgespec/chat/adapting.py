@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, reduce
-from types import MappingProxyType
 from typing import Any
 
 from edgespec.chat.messages import CallArguments
@@ -20,8 +19,6 @@ from edgespec.errors import ModelError
 
 Turn = dict[str, Any]
 """A validated message."""
-Render = Callable[[Sequence[Turn], Sequence[Mapping[str, Any]] | None], str]
-"""Renders a conversation with tools; raises ModelError."""
 Change = Callable[[Sequence[Turn]], list[Turn]]
 """Returns a conversation in another form."""
 
@@ -30,20 +27,21 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 _SYSTEMS = ("system", "developer")
 _REASONING = ("reasoning", "thinking", "thought", "reasoning_text")
 """Names of a turn's reasoning in templates that do not read `reasoning_content`."""
-_ID_LENGTH = 9
 _PARAMETERS = {"type": "object", "properties": {}, "required": []}
 _FUNCTION = {"name": "edgespec_tool", "description": "Nothing.", "parameters": _PARAMETERS}
 _TOOLS = [{"type": "function", "function": _FUNCTION}]
 
 
-def shown(turns: Sequence[Turn], with_tools: bool, render: Render) -> tuple[int, list[Turn]]:
+def shown(
+    turns: Sequence[Turn], with_tools: bool, render: Callable[..., str]
+) -> tuple[int, list[Turn]]:
     """Number of texts and calls that a template shows, -1 if it refuses all forms, and the turns in
     the form of which it shows the most.
 
     An outline of the conversation, in which each text is a mark, is rendered without changes. If
     marks are missing, all changes are made, then each is left out, and at last made again, where
-    that shows more, or as much with fewer. Raises TemplateLimitError for a template that is
-    stopped.
+    that shows more, or as much with fewer. `render` returns the text of turns and tools, and raises
+    ModelError. Raises TemplateLimitError for a template that is stopped.
     """
     marks, outline = _outline(turns)
 
@@ -189,8 +187,8 @@ def _with_short_ids(turn: Turn) -> Turn:
 
 def _short(identity: str) -> str:
     """The id, or nine letters and digits that stand for it."""
-    is_short = len(identity) == _ID_LENGTH and identity.isalnum()
-    return identity if is_short else hashlib.sha256(identity.encode()).hexdigest()[:_ID_LENGTH]
+    is_short = len(identity) == 9 and identity.isalnum()
+    return identity if is_short else hashlib.sha256(identity.encode()).hexdigest()[:9]
 
 
 def _in_parts(turn: Turn) -> Turn:
@@ -226,10 +224,8 @@ def complete_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return completed
 
 
-OFF: Mapping[str, Any] = MappingProxyType(
-    {"enable_thinking": False, "thinking": False, "thinking_mode": "disabled"}
-    | {"thinking_budget": 0, "thinking_option": "off"}
-)
+OFF: dict[str, Any] = {"enable_thinking": False, "thinking": False, "thinking_mode": "disabled"}
+OFF |= {"thinking_budget": 0, "thinking_option": "off"}
 """Variables by which templates turn reasoning off."""
 
 

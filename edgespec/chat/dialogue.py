@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,15 @@ from edgespec.files.unfinished import unfinished_file
 MAX_BYTES = 64 << 20
 
 
+@dataclass
 class Dialogue:
     """Messages in OpenAI's format: an optional system message, then the user's and the
     assistant's."""
 
-    def __init__(self, system: str | None = None) -> None:
-        self.system = system
-        self.turns: list[dict[str, Any]] = []
-        self.n_forgotten = 0
-        """Number of first turns left out of `messages`."""
+    system: str | None = None
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    n_forgotten: int = 0
+    """Number of first turns left out of `messages`."""
 
     @property
     def messages(self) -> list[dict[str, Any]]:

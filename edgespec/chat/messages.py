@@ -40,8 +40,6 @@ class CallArguments(dict[str, Any]):
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_MAY_BE_EMPTY = ("assistant", "tool")
-"""Roles whose content may be missing or null, as OpenAI's replies with calls have it."""
 
 
 def checked(messages: Sequence[Message], knows_developer: bool = True) -> list[dict[str, Any]]:
@@ -75,7 +73,8 @@ def _turn(message: Any, knows_developer: bool) -> dict[str, Any]:
         turn.setdefault("reasoning_content", turn.pop("reasoning"))
     if calls := turn.pop("tool_calls", None):
         turn["tool_calls"] = [*map(_call, calls)]
-    content = turn.get("content", "" if role in _MAY_BE_EMPTY else None)
+    # content may be missing or null in answers with calls, as OpenAI's have it
+    content = turn.get("content", "" if role in ("assistant", "tool") else None)
     turn["content"] = text_of(content, is_result=role == "tool")
     turn["content"].encode()  # raises for half a surrogate pair, which is not text
     return turn
@@ -119,14 +118,11 @@ def _call(call: Any) -> dict[str, Any]:
 
 def _arguments(arguments: Any) -> Any:
     """The arguments as an object that is also text; OpenAI sends JSON in a string."""
-    text = arguments if isinstance(arguments, str) else None
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     try:
-        if text is not None:
-            arguments = json.loads(text) if text.strip() else None
+        arguments = json.loads(text) if text.strip() else None
     except (ValueError, RecursionError):  # of a call that was cut off
-        return CallArguments({"arguments": text}, str(text))
+        return CallArguments({"arguments": text}, text)
     if not arguments:  # models write "" and null for functions without parameters
         arguments, text = {}, "{}"
-    if isinstance(arguments, Mapping):
-        return CallArguments(arguments, text or json.dumps(arguments, ensure_ascii=False))
-    return arguments
+    return CallArguments(arguments, text) if isinstance(arguments, Mapping) else arguments

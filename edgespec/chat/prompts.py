@@ -15,7 +15,7 @@ from edgespec import extras
 from edgespec.chat.adapting import BEGIN
 from edgespec.chat.control_text import ControlTexts, new_seam
 from edgespec.chat.messages import Message, checked
-from edgespec.chat.reasoning import Marks, ReasoningSplitter, marks_of
+from edgespec.chat.reasoning import Marks, ReasoningSplitter
 from edgespec.chat.render_limits import TemplateLimitError, measured
 from edgespec.errors import ModelError, UsageError, setting
 from edgespec.ports.chat_format import ChatFormat
@@ -37,9 +37,6 @@ _OF_CALLS = re.compile(
     r'tool|call|func|\barg|action|python|dsml|channel|constrain|<\|message|"', re.IGNORECASE
 )
 """Part of the spelling of control tokens that stand around calls or in them."""
-
-Encode = Callable[[str], list[int]]
-"""Returns the tokens of a text, without adding special tokens."""
 
 
 def check_installed() -> None:
@@ -84,17 +81,17 @@ class ChatPrompts:
         self,
         model: str,
         chat_format: ChatFormat,
-        encode: Encode,
+        encode: Callable[[str], list[int]],
         override: str | None = None,
-        too_long: Callable[[int], UsageError | None] = lambda _: None,
+        check_length: Callable[[int], None] = lambda _: None,
         bos: Sequence[int] = (),
     ) -> None:
         """Use the templates of `chat_format`, or `override`: Jinja, or `chatml`.
 
-        `bos` are the tokens that the model's texts begin with; they are added to prompts of
-        templates that do not write them. `too_long` returns an error for a number of characters
-        that cannot fit, so that such conversations are refused before they are rendered. Raises
-        UsageError for another override.
+        `encode` adds no special tokens; `bos`, which the model's texts begin with, are added to
+        prompts of templates that do not write them. `check_length` raises UsageError for a number
+        of characters that cannot fit, before they are rendered. Raises UsageError for another
+        override.
         """
         if override == "chatml":
             override = CHATML
@@ -107,7 +104,7 @@ class ChatPrompts:
         self._format = chat_format
         self._encode = encode
         self._override = override
-        self._too_long = too_long
+        self._check_length = check_length
         self._bos = list(bos)
         self._compile_once = lru_cache(self._compiled)
 
@@ -119,9 +116,7 @@ class ChatPrompts:
     def _compiled(self, source: str) -> ChatTemplate:
         with extras.needed(_EXTRA, _WHY):
             from edgespec.chat.template import ChatTemplate
-        known = self._format
-        tokens = known.control_tokens, known.added_tokens
-        template = ChatTemplate(source, known.special_tokens, *tokens)
+        template = ChatTemplate(source, self._format)
         if not template.shows_messages():
             raise ModelError(
                 "the chat template shows no message, so that every question would get one answer: "
@@ -139,19 +134,23 @@ class ChatPrompts:
     ) -> ChatPrompt:
         """The prompt for a conversation: for a new answer, or for more of the last message.
 
-        `add_generation_prompt` and `continue_final_message` say which; without either, the last
-        message is continued if it is the assistant's. Raises UsageError for invalid messages,
-        ModelError for a template that fails.
+        `add_generation_prompt` and `continue_final_message`, which are vLLM's, say which; without
+        either, the last message is continued if it is the assistant's, as by llama.cpp. Raises
+        UsageError for invalid messages, ModelError for a template that fails.
         """
         template = self.template(bool(tools))
-        self._check_size((messages, tools, variables))
-        last, pieces, marks = checked(messages)[-1], None, marks_of(template.source)
-        content, opened, ending = last["content"], "", ""
-        if _continues(last, add_generation_prompt, continue_final_message):
-            seam, end = (
-                new_seam(),
-                new_seam(),
-            )  # found, whatever the template writes behind the text
+        try:
+            self._check_length(measured((messages, tools, variables))[0])
+        except TemplateLimitError as error:
+            raise UsageError(f"the messages are not a conversation: {error}") from error
+        begins, goes_on, last = add_generation_prompt, continue_final_message, checked(messages)[-1]
+        content, pieces, opened, ending = last["content"], None, "", ""
+        if begins and goes_on:
+            raise UsageError("add_generation_prompt and continue_final_message are both true")
+        if begins is None and goes_on is None:
+            goes_on = last["role"] == "assistant" and content and not last.get("tool_calls")
+        if goes_on:
+            seam, end = new_seam(), new_seam()  # found, whatever the template writes behind it
             begun = [*messages[:-1], {**messages[-1], "content": f"{content}{end}"}]
             rendered = seam.join(template.pieces(begun, tools, False, **variables))
             before, found, _ = rendered.rpartition(end)
@@ -162,9 +161,9 @@ class ChatPrompts:
                     "the chat template does not show the last message, so that it cannot be "
                     "continued: leave continue_final_message out"
                 )
+        marks = template.marks
         if pieces is None:
-            begins = add_generation_prompt is not False
-            pieces = template.pieces(messages, tools, begins, **variables)
+            pieces = template.pieces(messages, tools, begins is not False, **variables)
             if marks and "".join(pieces).rstrip().endswith(marks.begin):
                 opened = marks.begin
         elif marks and (begin := content.rfind(marks.begin)) > content.rfind(marks.end):
@@ -213,14 +212,6 @@ class ChatPrompts:
         joined, seam = self._encode("\n" + piece), self._encode("\n")
         return joined[len(seam) :] if joined[: len(seam)] == seam else self._encode(piece)
 
-    def _check_size(self, conversation: Any) -> None:
-        try:
-            size, _ = measured(conversation)
-        except TemplateLimitError as error:
-            raise UsageError(f"the messages are not a conversation: {error}") from error
-        if (refusal := self._too_long(size)) is not None:
-            raise refusal
-
     def _hidden(self, marks: Marks | None, with_tools: bool) -> dict[int, str]:
         """Control tokens of reasoning, and with tools those of calls, and how they are spelled."""
         around = f"{marks.begin}{marks.end}{marks.ending}" if marks else ""
@@ -230,18 +221,3 @@ class ChatPrompts:
             if text in around or (with_tools and _OF_CALLS.search(text))
         ]
         return {tokens[0]: text for text, tokens in shown if len(tokens) == 1}
-
-
-def _continues(
-    last: Message, add_generation_prompt: bool | None, continue_final_message: bool | None
-) -> bool:
-    """True if the last message, which is validated, is to be continued: by the arguments, whose
-    names and rules are vLLM's, or as by llama.cpp's server. Raises UsageError."""
-    if add_generation_prompt and continue_final_message:
-        raise UsageError(
-            "add_generation_prompt and continue_final_message are both true: a text can begin an "
-            "answer or continue the last message"
-        )
-    if continue_final_message is not None or add_generation_prompt is not None:
-        return bool(continue_final_message)
-    return last["role"] == "assistant" and bool(last["content"]) and not last.get("tool_calls")

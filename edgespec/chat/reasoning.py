@@ -23,22 +23,17 @@ class Marks:
     end: str
     ending: str = ""
     """Text that ends reasoning; empty: the end mark on a line of its own."""
-    in_channels: bool = False
-    """True if the answer stands in a channel, too."""
 
 
+_SLASHED = ("<think>", "<thinking>", "<seed:think>", "[THINK]", "<mm:think>")
 KNOWN_MARKS = (
-    *(
-        Marks(begin, f"{begin[0]}/{begin[1:]}")
-        for begin in ("<think>", "<thinking>", "<seed:think>", "[THINK]", "<mm:think>")
-    ),
+    *(Marks(begin, f"{begin[0]}/{begin[1:]}") for begin in _SLASHED),
     Marks("<|START_THINKING|>", "<|END_THINKING|>"),
     Marks("<|channel>thought", "<channel|>", "\n<channel|>"),
     Marks(
         "<|channel|>analysis",
         "<|end|>",
         "<|end|><|start|>assistant<|channel|>final<|message|>",
-        in_channels=True,
     ),
 )
 
@@ -77,7 +72,7 @@ class ReasoningSplitter:
         if self._marks is None:
             return [Part("answer", text)] if text else []
         self._text += text
-        split = _in_channels if self._marks.in_channels else _one_after_the_other
+        split = _in_channels if self._marks.begin.startswith(CHANNEL) else _one_after_the_other
         self.is_reasoning, *texts = split(self._text, self._marks, is_whole)
         told, self._told = self._told, dict(zip(self._told, texts, strict=True))
         new = [Part(kind, its[len(told[kind]) :]) for kind, its in self._told.items()]

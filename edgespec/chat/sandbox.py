@@ -63,9 +63,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             "strftime_now": strftime_now,
         }
 
-    def listed(self, values: list[Any]) -> OwnList:
-        """The list of an expression, counted."""
-        return self.limits.made(OwnList(values))
+    def made(self, value: Any) -> Any:
+        """The value of an expression, counted."""
+        return self.limits.made(OwnList(value) if type(value) is list else value)
 
     def join(self, pieces: Iterable[Any]) -> str:
         """Join the pieces, and count them."""
@@ -102,10 +102,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, call: Any, /, *args: Any, **kwargs: Any) -> Any:
         compute = functools.partial(super().call, context, call, *args, **kwargs)
-        if isinstance(call, Macro):
-            if call.catch_varargs or call.catch_kwargs:  # it can nest what it is given
-                self.limits.made((*args, kwargs))
-            return compute()
+        if isinstance(call, Macro) and (call.catch_varargs or call.catch_kwargs):
+            self.limits.made((*args, kwargs))  # it can nest what it is given
         name, subject = getattr(call, "__name__", ""), getattr(call, "__self__", None)
         if isinstance(subject, OwnList) and name == "append":
             self.limits.appending(subject, args)
@@ -162,8 +160,7 @@ class _LimitedCode(CodeGenerator):
         kinds = nodes.List | nodes.Tuple | nodes.Dict | nodes.Compare | nodes.Concat
         is_made = is_part or isinstance(node, kinds)
         if is_made and getattr(node, "ctx", "load") == "load":
-            is_list = isinstance(node, nodes.List)
-            self.write(f"environment.{'listed' if is_list else 'limits.made'}(")
+            self.write("environment.made(")
             super().visit(node, *args, **kwargs)
             self.write(")")
         else:

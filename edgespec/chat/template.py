@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jinja2.exceptions import TemplateSyntaxError
@@ -24,6 +24,7 @@ from edgespec.chat.reasoning import marks_of
 from edgespec.chat.render_limits import RenderingLimits, TemplateLimitError
 from edgespec.chat.sandbox import ChatEnvironment, strftime_now
 from edgespec.errors import ModelError, setting
+from edgespec.ports.chat_format import ChatFormat
 
 MAX_SOURCE_CHARACTERS = 1 << 20
 
@@ -31,32 +32,25 @@ MAX_SOURCE_CHARACTERS = 1 << 20
 class ChatTemplate:
     """Renders conversations. Thread-safe; renderings run one at a time.
 
-    `source` is Jinja as in `tokenizer_config.json`; `special_tokens` are its variables `bos_token`,
-    `eos_token` and so on. `control_tokens` are the spellings that only the template
-    may use, and `added_tokens` are reserved likewise if the template contains them. Raises
-    ModelError for a template that cannot be compiled.
+    `source` is Jinja as in `tokenizer_config.json`; the special tokens of `chat_format` are its
+    variables, only it may write the control tokens, and likewise the added tokens that it contains.
+    Raises ModelError for a template that cannot be compiled.
     """
 
-    def __init__(
-        self,
-        source: str,
-        special_tokens: Mapping[str, str] | None = None,
-        control_tokens: Iterable[str] = (),
-        added_tokens: Iterable[str] = (),
-    ) -> None:
+    def __init__(self, source: str, chat_format: ChatFormat) -> None:
         if len(source) > MAX_SOURCE_CHARACTERS:
             raise ModelError(
                 f"the chat template has {len(source):,} characters, more than "
                 f"{MAX_SOURCE_CHARACTERS:,}: give another with {setting.use_chat_template}"
             )
         self.source = source
-        self.special_tokens = dict(special_tokens or {})
+        self._special_tokens = chat_format.special_tokens
         # marks such as <|User|>, not words and blanks that were added to a vocabulary
-        added = [t for t in added_tokens if t[:1] in ("<", "[") and t[-1:] in (">", "]")]
+        added = [t for t in chat_format.added_tokens if re.match(r"[<\[].*[>\]]$", t, re.DOTALL)]
         turn_marks = {token for token in added if token in source}
-        self._control = ControlTexts({*control_tokens, *turn_marks})
-        marks = marks_of(source)
-        reasoning = set() if marks is None else {marks.begin, marks.end}
+        self._control = ControlTexts({*chat_format.control_tokens, *turn_marks})
+        self.marks = marks_of(source)
+        reasoning = {self.marks.begin, self.marks.end} if self.marks else set()
         # marks that messages of a role may contain
         self._kept = dict.fromkeys(("system", "developer"), turn_marks)
         self._kept["assistant"] = turn_marks | reasoning
@@ -65,19 +59,17 @@ class ChatTemplate:
         self._environment = ChatEnvironment(self._limits)
         try:
             self._template = self._environment.from_string(source)
+            tree = self._environment.parse(source)
         except Exception as error:
             raise _failure(error) from error
+        self.takes_tools = "tools" in find_undeclared_variables(tree)
+        """True if the template reads tools."""
 
     def shows_messages(self) -> bool:
         """True if a user's message is shown, or if a lone one is refused. Raises
         TemplateLimitError."""
         asked = [{"role": "user", "content": "Hello"}]
         return any(shown(asked, with_tools, self._rendered)[0] for with_tools in (False, True))
-
-    @cached_property
-    def takes_tools(self) -> bool:
-        """True if the template reads tools."""
-        return "tools" in find_undeclared_variables(self._environment.parse(self.source))
 
     def pieces(
         self,
@@ -123,16 +115,16 @@ class ChatTemplate:
     ) -> str:
         """The template's text for turns in its own form. Raises ModelError."""
         with self._turn:
-            dates = {"date_string": strftime_now("%d %b %Y"), "datetime": strftime_now("%b %d %Y")}
-            arguments = dates | self.special_tokens | dict(variables or {})
+            arguments: dict[str, Any] = {"datetime": strftime_now("%b %d %Y")}
+            arguments["date_string"] = strftime_now("%d %b %Y")
+            arguments |= {**self._special_tokens, **(variables or {})}
             arguments |= {"messages": turns, "tools": tools}
             arguments["add_generation_prompt"] = add_generation_prompt
             try:
                 self._limits.restart(arguments)
-                text: str = self._template.render(arguments)
+                return str(self._template.render(arguments))
             except Exception as error:  # a template can raise anything
                 raise _failure(error) from error
-        return text
 
 
 def _failure(error: BaseException) -> ModelError:

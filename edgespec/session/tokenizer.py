@@ -35,13 +35,12 @@ class Tokenizer:
         self._use = use
         self._turn = threading.Lock()
 
-    def too_long(self, n_characters: int) -> ContextOverflow | None:
-        """The error for a text of so many characters; None if it is encoded."""
+    def check_length(self, n_characters: int) -> None:
+        """Raise ContextOverflow for a text of so many characters that it cannot fit."""
         longest = self._vocabulary.longest_piece_bytes
-        if n_characters <= min(longest, MAX_PIECE_BYTES) * max(self._n_ctx, MIN_TOKENS):
-            return None
-        n_tokens = max(self._n_ctx + 1, n_characters // longest)
-        return ContextOverflow(self._n_ctx, n_tokens, is_counted=False)
+        if n_characters > min(longest, MAX_PIECE_BYTES) * max(self._n_ctx, MIN_TOKENS):
+            n_tokens = max(self._n_ctx + 1, n_characters // longest)
+            raise ContextOverflow(self._n_ctx, n_tokens, is_counted=False)
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of `text`: with `add_special` behind a BOS token if the model uses one, and
@@ -52,8 +51,7 @@ class Tokenizer:
         if not parse_special:
             bos = self.encode("") if add_special else []
             return bos + self._own_prompts.text_tokens(text)
-        if (error := self.too_long(len(text))) is not None:
-            raise error
+        self.check_length(len(text))
         most, encode = max(self._n_ctx, MIN_TOKENS), self._vocabulary.encode
         half = text[: MAX_PIECE_BYTES // 2 * most]
         with self._turn, self._use:
@@ -82,7 +80,7 @@ class Tokenizer:
             self._vocabulary.chat_format,
             partial(self.encode, add_special=False),
             template,
-            self.too_long,
+            self.check_length,
             bos=self.encode("")[:1],
         )
 

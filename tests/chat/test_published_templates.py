@@ -27,6 +27,7 @@ from edgespec.chat.adapting import BEGIN, reasoning_variables
 from edgespec.chat.template import ChatTemplate
 from edgespec.completions.tool_calls import CallSplitter, ToolCall
 from edgespec.errors import EdgespecError
+from edgespec.ports.chat_format import ChatFormat
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +95,10 @@ def templates(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 @pytest.fixture(scope="module")
 def ours(templates: Mapping[str, str]) -> Mapping[str, ChatTemplate]:
-    return {name: ChatTemplate(source, SPECIAL) for name, source in templates.items()}
+    return {
+        name: ChatTemplate(source, ChatFormat(special_tokens=SPECIAL))
+        for name, source in templates.items()
+    }
 
 
 @pytest.fixture(scope="module")
