@@ -17,33 +17,40 @@ from edgespec.concurrency.worker import raise_if_cancelled
 
 def run_program(
     command: Sequence[str], timeout_s: float, env: Mapping[str, str], given: bytes = b""
-) -> subprocess.CompletedProcess[bytes]:
-    """Run a program with bytes as its input, in a session of its own, and capture its output.
+) -> bytes:
+    """The output of a program with bytes as its input, in a session of its own.
 
     It is killed when the timeout is over or the worker's call was cancelled. Raises OSError,
-    subprocess.TimeoutExpired and Cancelled.
+    subprocess.SubprocessError and Cancelled.
     """
     deadline_s = time.monotonic() + timeout_s
-    # no pipe: `communicate` forgets the input when it is called again
-    with TemporaryFile() as file:
+    with TemporaryFile() as file, TemporaryFile() as out:  # pipes would have to be emptied
         file.write(given)
         file.seek(0)
         with subprocess.Popen(
             command,
             stdin=file,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=out,
+            stderr=subprocess.DEVNULL,
             env=env,
             start_new_session=os.name == "posix",
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         ) as process:
             prefer_to_kill(process.pid)
             try:
-                out, err = _outputs(process, deadline_s)
+                while process.poll() is None:
+                    raise_if_cancelled()
+                    if time.monotonic() > deadline_s:
+                        raise subprocess.TimeoutExpired(command, timeout_s)
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(POLL_S)
             except BaseException:
                 process.kill()
                 raise
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command)
+        out.seek(0)
+        return out.read()
 
 
 def prefer_to_kill(pid: int) -> None:
@@ -62,13 +69,3 @@ def kill_started_by(pid: int) -> None:
         for child in psutil.Process(pid).children(recursive=True):
             with suppress(psutil.Error):
                 child.kill()
-
-
-def _outputs(process: subprocess.Popen[bytes], deadline_s: float) -> tuple[bytes, bytes]:
-    while True:
-        try:
-            return process.communicate(timeout=POLL_S)
-        except subprocess.TimeoutExpired:
-            if time.monotonic() > deadline_s:
-                raise
-        raise_if_cancelled()

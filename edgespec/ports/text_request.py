@@ -59,17 +59,13 @@ class TextRequest:
     """Once begun, write the text to its end without waiting for whoever takes its tokens."""
 
 
-Item = TokenEvent | PromptProgress
-"""An item of a text's tokens; progress only where it is asked for."""
-
-
 class Tokens(Protocol):
     """Protocol of the tokens of a request, as they are written."""
 
     @property
     def result(self) -> GenerationResult: ...
 
-    def __iter__(self) -> Iterator[Item]: ...
+    def __iter__(self) -> Iterator[TokenEvent | PromptProgress]: ...
 
     def run_ahead(self) -> None: ...
 

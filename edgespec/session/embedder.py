@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,14 +41,14 @@ def load_embedder(
     The arguments are those of `load`. Raises ModelError for a model that writes texts,
     BudgetError or UsageError, and then leaves nothing open.
     """
-    with _planned(settings, progress, fields) as (worker, prepared, plan):
+    with _planned(settings, progress, fields) as (prepared, plan), Worker() as worker:
         return Embedder(worker.run(partial(prepared.load, plan, progress), prepared.cancel), plan)
 
 
 def plan_embedder(settings: LoadSettings | str | Path) -> MemoryPlan:
     """The memory plan of an embedding model, without reading weights. Raises the errors of
     `load_embedder`."""
-    with _planned(settings) as (_, _, plan):
+    with _planned(settings) as (_, plan):
         return plan
 
 
@@ -132,8 +132,8 @@ def _planned(
     settings: LoadSettings | str | Path,
     progress: Progress | None = None,
     fields: Mapping[str, Any] | None = None,
-) -> Iterator[tuple[Worker, PreparedEmbedder, MemoryPlan]]:
-    """An embedding model whose weights are not read, with its plan, and the thread for it."""
+) -> Iterator[tuple[PreparedEmbedder, MemoryPlan]]:
+    """An embedding model whose weights are not read, with its plan."""
     found, *_ = checked(settings, None, progress, fields)
     if found.draft is not None:
         raise UsageError(
@@ -141,15 +141,8 @@ def _planned(
             " leave the draft out"
         )
     budget_bytes = process.resolve_budget(found.memory_budget)
-
-    def prepare() -> tuple[PreparedEmbedder, MemoryPlan]:
-        runtime = registry.find(found.model)
-        request = target_request(found, runtime, budget_bytes)
-        prepared = runtime.prepare_embedder(request)
-        cleanup.callback(prepared.close)
+    runtime = registry.find(found.model)
+    request = target_request(found, runtime, budget_bytes)
+    with closing(runtime.prepare_embedder(request)) as prepared:
         plan = divided_budget(budget_bytes, found, prepared.needs(), request_bytes=found.reserve)
-        return prepared, replace(plan, enforced=prepared.enforced)
-
-    with ExitStack() as cleanup:
-        worker = cleanup.enter_context(Worker())
-        yield worker, *worker.run(prepare, lambda: None)
+        yield prepared, replace(plan, enforced=prepared.enforced)

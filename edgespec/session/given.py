@@ -28,16 +28,15 @@ def checked(
 ) -> tuple[LoadSettings, EngineSettings, Progress | None, tuple[str, ...]]:
     """The validated arguments, and notes about the draft that they name. Raises UsageError."""
     if isinstance(settings, str | Path):
-        settings = LoadSettings.model_validate({"model": Path(settings), **(fields or {})})
-    elif fields:
-        settings = arguments.instance("settings", settings, LoadSettings).but(fields)
-    if engine_settings is None:
-        engine_settings = EngineSettings()
+        settings = LoadSettings(model=settings)
     settings = arguments.instance("settings", settings, LoadSettings)
+    if fields:
+        settings = settings.but(fields)
     found = {"model": _located(settings.model, False, progress)}
     if settings.draft is not None:
         found["draft"] = _located(settings.draft, True, progress)
     settings = settings.model_copy(update=found)
+    engine_settings = EngineSettings() if engine_settings is None else engine_settings
     engine_settings = arguments.instance("engine_settings", engine_settings, EngineSettings)
     if settings.draft != OWN_DRAFT:
         return settings, engine_settings, progress, ()

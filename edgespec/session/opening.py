@@ -43,12 +43,6 @@ DRAFTED_TOKENS = 2.4
 """Tokens of a pass with a draft that has not run yet, to those with guesses from the text: the head
 of smollm2 in conversation (decision 0084), and the embedded pair."""
 
-ONE_TEXT = (
-    f"one text at a time: beside others ({setting.n_parallel}) a text may change, and its prompt "
-    "may take twice as long"
-)
-"""Note where `auto` leaves it at one text."""
-
 
 def plan(
     settings: LoadSettings | str | Path,
@@ -160,12 +154,16 @@ class _Opening(ExitStack):
         if self._progress is not None:
             self._progress(*self._doing)
 
+    def _cancel(self) -> None:
+        for prepared in self._models.prepared:
+            prepared.cancel()
+
     def _run(self, phase: str, call: Callable[[], T]) -> T:
         """Result of `call` in the worker; what the progress callback raises ends it."""
         began = time.perf_counter()
         try:
             with self._trace.span(Track.ENGINE, phase):
-                return self._worker.run(call, self._models.cancel, self._show)
+                return self._worker.run(call, self._cancel, self._show)
         finally:
             self._report[phase] = time.perf_counter() - began
 
@@ -188,7 +186,10 @@ class _Opening(ExitStack):
             if models.settings.n_parallel != n_texts:
                 models.restart(given.model_copy(update={"n_parallel": n_texts}))
             if chosen and chosen.texts_alter_prompts and chosen.text_bytes:
-                models.own_notes.append(ONE_TEXT)
+                models.own_notes.append(
+                    f"one text at a time: beside others ({setting.n_parallel}) a text may change, "
+                    "and its prompt may take twice as long"
+                )
         found = _with_more_cells(models, _with_worthy_draft(models))
         return replace(found, notes=self._notes(found))
 
@@ -199,7 +200,7 @@ class _Opening(ExitStack):
         notes += [*models.own_notes, *self._given_notes]
         if note := process.note_on_plan(plan.planned_bytes):
             notes.append(note)
-        if settings.n_parallel != "auto" and settings.n_parallel > models.n_parallel:
+        if settings.n_parallel != "auto" and settings.n_parallel > models.target.info.n_slots:
             info = models.prepared[-1].info
             who = f"the head {info.name}" if info.reads_features else models.target.info.name
             waiting = f"{setting.n_parallel(settings.n_parallel)} waits in line"
@@ -228,27 +229,23 @@ def _with_worthy_draft(models: PreparedModels) -> MemoryPlan:
         reason = f"{name} does not guess for {settings.model.name}: {marked(error)}"
         models.restart(settings.without_draft(), reason)
         return models.planned()
-    if not paired.paged or (note := _note_on_worth(models, paired, name)) is None:
+    if not paired.paged:
         return paired
+    without = models.divided(models.target.needs())  # with buffers for guesses
+    if paired.bytes_per_pass <= DRAFTED_TOKENS * without.bytes_per_pass:
+        return paired
+    draft_bytes = sum(row.nbytes for row in paired.rows if row.owner == "draft")
+    note = (
+        f"{name} takes {format_size(draft_bytes)}, with which a pass reads "
+        f"{format_size(paired.bytes_per_pass)}, and without it "
+        f"{format_size(without.bytes_per_pass)}: more speed is expected without it"
+    )
     if settings.optional_draft:
         left_out = f"{note}, so that it is left out ({setting.draft} asks for it)"
         models.restart(settings.without_draft(), left_out)
         return models.planned()
     models.own_notes.append(f"{note} ({setting.draft(None)})")
     return paired
-
-
-def _note_on_worth(models: PreparedModels, paired: MemoryPlan, name: str) -> str | None:
-    """A sentence about the draft `name` if its memory costs more reads than its guesses save."""
-    without = models.divided(models.target.needs())  # with buffers for guesses
-    if paired.bytes_per_pass <= DRAFTED_TOKENS * without.bytes_per_pass:
-        return None
-    draft_bytes = sum(row.nbytes for row in paired.rows if row.owner == "draft")
-    return (
-        f"{name} takes {format_size(draft_bytes)}, with which a pass reads "
-        f"{format_size(paired.bytes_per_pass)}, and without it "
-        f"{format_size(without.bytes_per_pass)}: more speed is expected without it"
-    )
 
 
 def _with_more_cells(models: PreparedModels, least: MemoryPlan) -> MemoryPlan:

@@ -26,7 +26,7 @@ from edgespec.files.json_file import JsonFile
 from edgespec.files.sampled import sampled_digest
 from edgespec.files.unfinished import scratch_folder
 from edgespec.memory import heap, process
-from edgespec.memory.budget import MIB, MemoryPlan
+from edgespec.memory.budget import MemoryPlan
 from edgespec.paging import disk_speed
 from edgespec.ports import Progress, Vocabulary
 from edgespec.session import session, strategy
@@ -51,8 +51,8 @@ MEASURING_S = 30.0
 """Seconds after which no further text is begun."""
 MIN_MEASURED = 1.0
 """Least measured speedup of a draft that is kept."""
-MIN_BUFFER_BYTES, MAX_BUFFER_BYTES = 16 * MIB, 256 * MIB
-"""Limits of the rows of weights in memory while a draft is made, a tenth of the budget."""
+BUFFER_SHARE = 0.1
+"""Share of the budget for rows of weights in memory while a draft is made."""
 DIGITS = 12
 """Digits of a target's digest in the names of its drafts."""
 OTHERWISE = f"name a small model of its family with {setting.draft}, or use {setting.lookup(True)}"
@@ -175,7 +175,7 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
         token_ids = frequent_tokens(models.target.vocabulary, models.target.info.n_vocab, n_rated)
         heap.trim_heap()
         alone_tokens_per_s, _ = _measured(models, PROMPTS[:1], N_TOKENS_ALONE, progress)
-    buffer_bytes = min(max(plan.budget_bytes // 10, MIN_BUFFER_BYTES), MAX_BUFFER_BYTES)
+    buffer_bytes = int(BUFFER_SHARE * plan.budget_bytes)
     with scratch_folder(out.parent) as folder:
         draft = folder / "draft.gguf"
         tool.trim(target, draft, chosen.draft, token_ids, buffer_bytes, progress)

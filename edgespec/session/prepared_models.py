@@ -61,25 +61,14 @@ class PreparedModels(Closeable):
         return self.prepared[0]
 
     @property
-    def n_parallel(self) -> int:
-        """Number of texts generated at once."""
-        return self.target.info.n_slots
-
-    @property
     def _may_look_up(self) -> bool:
         """True if the plan decides whether guesses come from the text."""
-        rules = self.rules
-        return self.settings.draft is None and rules.lookup is None
+        return self.settings.draft is None and self.rules.lookup is None
 
     def close(self) -> None:
         """Close the models. Idempotent; they can be prepared again."""
         close_all(*(prepared.close for prepared in self.prepared))
         self.prepared.clear()
-
-    def cancel(self) -> None:
-        """Make a running `load` of a model raise Cancelled soon; from any thread."""
-        for prepared in self.prepared:
-            prepared.cancel()
 
     def restart(self, settings: LoadSettings, *notes: str) -> None:
         """Prepare the models anew, with other settings and notes."""
@@ -107,7 +96,7 @@ class PreparedModels(Closeable):
             self.divided(target, *others),
             enforced=self.target.enforced,
             ctx_size=self.target.info.n_ctx,
-            n_parallel=self.n_parallel,
+            n_parallel=self.target.info.n_slots,
             text_bytes=0 if reads_features else sum(one.text_bytes for one in (target, *others)),
             texts_alter_prompts=target.texts_alter_prompts,
             gpu_budget_bytes=gpu_budget_bytes,
@@ -118,8 +107,8 @@ class PreparedModels(Closeable):
         """The division of the budget by the needs of the target, or of both models. Raises
         BudgetError."""
         raise_if_cancelled()
-        settings, n_texts = self.settings, self.n_parallel
-        info, speed = self.target.info, Speed(n_threads=settings.threads or process.usable_cores())
+        settings, info = self.settings, self.target.info
+        n_texts, speed = info.n_slots, Speed(n_threads=settings.threads or process.usable_cores())
         drawing_bytes = info.n_vocab * SAMPLING_BYTES_PER_TOKEN + lookup.BYTES
         reserved_bytes = settings.reserve + settings.reserve_of_token * info.n_ctx
 

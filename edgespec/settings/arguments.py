@@ -5,6 +5,7 @@ Ranges of settings are checked where they are used.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 from operator import index
@@ -69,6 +70,4 @@ def texts(name: str, value: Any) -> tuple[str, ...]:
 def _wrong(name: str, kind: str, value: object) -> UsageError:
     if isinstance(value, _BYTES):
         return UsageError(f"{name} is bytes, not {kind}: decode them first")
-    shown = repr(value)
-    shown = shown if len(shown) <= 40 else f"a {type(value).__name__}"
-    return UsageError(f"{name} must be {kind}, not {shown}")
+    return UsageError(f"{name} must be {kind}, not {reprlib.repr(value)}")

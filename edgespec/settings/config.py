@@ -39,7 +39,6 @@ from edgespec.settings.units import auto_bounds
 DEFAULT_CTX_SIZE = 4096
 """Context of `ctx_size = 0` where there is no memory for more, and what each of several texts has
 at least where there is: a model's training context can cost gigabytes of KV."""
-DEFAULT_PROMPT_CACHE_BYTES = 2 << 30
 DRAFT_CTX_SIZE = 1024
 """Tokens that a draft remembers at most, the first and the latest ones of longer texts: more hardly
 help guesses."""
@@ -140,7 +139,7 @@ class LoadSettings(Settings):
     """Store what was computed for texts in this folder, where later prompts that begin alike find
     it, also after a restart; not for models on RPC servers. `serve` has one in the cache folder
     where that takes no memory."""
-    prompt_cache_size: Annotated[int, BeforeValidator(disk_size)] = DEFAULT_PROMPT_CACHE_BYTES
+    prompt_cache_size: Annotated[int, BeforeValidator(disk_size)] = 2 << 30
     """Most bytes of the prompt cache, whose least recently used texts go first; 0 stores nothing.
     Default: 2GiB."""
 

@@ -82,18 +82,13 @@ def refuse_unused(
     `models` are their files and the names of their runtimes, by role.
     """
     for runtime, chosen in options.items():
-        reached = {
-            name
-            for role, (_, its_runtime) in models.items()
-            if its_runtime == runtime
-            for name in chosen.changed(role)
-        }
+        roles = [role for role, (_, its_runtime) in models.items() if its_runtime == runtime]
+        reached = {name for role in roles for name in chosen.changed(role)}
         for role, (path, its_runtime) in models.items():
-            for name in chosen.changed(role):
-                if name not in reached:
-                    named, other = getattr(setting, name), declared().get(its_runtime)
-                    kind = other.kind if other else f"a model of the runtime {its_runtime}"
-                    raise UsageError(
-                        f"{named(getattr(chosen, name))}: {path.name} is {kind}, and {named} is "
-                        f"for {chosen.kind}: leave it out"
-                    )
+            for name in {*chosen.changed(role)} - reached:
+                named, other = getattr(setting, name), declared().get(its_runtime)
+                kind = other.kind if other else f"a model of the runtime {its_runtime}"
+                raise UsageError(
+                    f"{named(getattr(chosen, name))}: {path.name} is {kind}, and {named} is for "
+                    f"{chosen.kind}: leave it out"
+                )

@@ -38,16 +38,11 @@ def budget(value: object, info: ValidationInfo) -> object:
     if not isinstance(value, str | int) or isinstance(value, bool):
         return value
     named, text = _named(value, info), str(value).strip().lower()
-    follows = info.field_name != "gpu_memory_budget"
-    if text == "auto":
-        return text
-    if follows and (bounds := auto_bounds(text)):
+    if bounds := auto_bounds(text):
         floor, ceiling = (_checked_size(bound, named) if bound else 0 for bound in bounds)
         if floor > ceiling and bounds[0].endswith("%") == bounds[1].endswith("%"):
             raise UsageError(f"{named}: the smaller size comes first, as in auto:1GiB-4GiB")
         return text
-    if text.startswith("auto"):
-        raise UsageError(f"{named}: write auto, or {'auto:1GiB-4GiB' if follows else '6GiB'}")
     n_bytes = _checked_size(text if isinstance(value, str) else value, named)
     return text if text.endswith("%") else n_bytes
 

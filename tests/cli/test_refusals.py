@@ -75,7 +75,7 @@ SUGGESTIONS = [
     ("generate -p x -m hf.co/user/repo:Q4_0", "is fetched with -hf user/repo:Q4_0, or by"),
     ("plan --memory-budget 4", "--memory-budget 4: 4 alone means bytes; did you mean 4GiB?"),
     ("plan --memory-budget auto:1-2", "auto:1-2: 1 alone means bytes; did you mean 1GiB?"),
-    ("plan --memory-budget auto:2GiB", "auto:2GiB: write auto, or auto:1GiB-4GiB"),
+    ("plan --memory-budget auto:2GiB", "auto:2GiB: 'auto:2gib' is not a size"),
     ("plan --memory-budget auto:50%-120%", "at most 100% of the memory can be used"),
     ("plan --memory-budget 6000", "did you mean 6000MiB?"),
 ]
