@@ -234,7 +234,7 @@ MOST_LINES = {
     "ports": 532,
     "rules": 952,
     "server": 2049,
-    "session": 2229,
+    "session": 2226,
     "settings": 965,
     "state": 589,
 }
