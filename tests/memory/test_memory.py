@@ -147,6 +147,18 @@ def test_a_cpu_quota_limits_the_cores(machine: FakeMachine):
     assert process.usable_cores(machine.root) == 1
 
 
+def test_second_threads_of_cores_are_no_cores(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+):
+    """Six of eight processors, two on each of four cores."""
+    for cpu in range(8):
+        name = f"sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list"
+        machine.write(name, f"{cpu % 4},{cpu % 4 + 4}\n")
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(6))
+    assert process.usable_cores(machine.root) == 3
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's files")
 def test_the_auto_budget_is_what_we_have_and_what_is_free_less_the_margin(machine: FakeMachine):
     machine.write("proc/self/status", "VmRSS: 51200 kB\n")
