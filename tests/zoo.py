@@ -88,7 +88,7 @@ def table(found: Sequence[Verdict]) -> Iterator[str]:
 
 def _cell(verdict: Verdict, way: str) -> str:
     if way not in verdict.runs:
-        return verdict.failures.get(way, "-")
+        return verdict.failures.get(way, "-").partition(" ")[0]
     run = verdict.runs[way]
     if not run.differences:
         return "identical"

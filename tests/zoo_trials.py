@@ -154,7 +154,16 @@ def try_out(species: Species, folder: Path, ways: Sequence[str] = tuple(WAYS)) -
 
 
 def _try_way(model: Path, draft: Draft, is_paged: bool) -> Ending:
-    return in_child(lambda: speak(model, draft, WEIGHTS_SHARE if is_paged else None))
+    settings = LoadSettings(model=model, draft=draft, ctx_size=N_CTX, batch_size=N_BATCH, threads=1)
+    if not is_paged:
+        return in_child(lambda: speak(settings))
+    named = in_child(lambda: _smallest_budget(settings))
+    if named.how != "ok":
+        return named
+    smallest_bytes, taken_bytes = named.value
+    budget_bytes = int(smallest_bytes + WEIGHTS_SHARE * model.stat().st_size)
+    settings = settings.model_copy(update={"memory_budget": budget_bytes})
+    return in_child(lambda: speak(settings, taken_bytes))
 
 
 def _write(species: Species, model: Path, draft: Path) -> None:
@@ -176,19 +185,12 @@ def map_libraries() -> None:
                 bytes(ctypes.c_char.from_address(address))
 
 
-def speak(model: Path, draft: Draft, weights_share: float | None) -> dict[str, Any]:
-    """edgespec's greedy text, as the fields of a Run; no share: all weights may stay in memory."""
-    settings = LoadSettings(model=model, draft=draft, ctx_size=N_CTX, batch_size=N_BATCH, threads=1)
+def speak(settings: LoadSettings, taken_bytes: int | None = None) -> dict[str, Any]:
+    """edgespec's greedy text, as the fields of a Run; `taken_bytes` are the process's in its plan."""
     map_libraries()
-    if weights_share is not None:
-        named = in_child(lambda: _smallest_budget(settings))
-        if named.how != "ok":
-            raise ModelError(named.told)
-        smallest_bytes, taken_bytes = named.value
+    if taken_bytes is not None:
         # steps in which a process is planned weigh more than these models: it counts as it did
         process.footprint_bytes = lambda: taken_bytes
-        budget_bytes = int(smallest_bytes + weights_share * model.stat().st_size)
-        settings = settings.model_copy(update={"memory_budget": budget_bytes})
     with session.load(settings, EngineSettings(remember=False, step_aside=False)) as running:
         result = running.generate(PROMPT, max_tokens=N_TOKENS)
         return {
@@ -295,7 +297,8 @@ def _cut(tokens: Sequence[int], size: int) -> list[Sequence[int]]:
 
 @dataclass(frozen=True)
 class Ending:
-    """Report of a child: `ok` and its value, `refused` or `failed` and what it told."""
+    """Report of a child: `ok` and its value, `refused` or `failed` and what it told; of one that a
+    signal ended, its last line."""
 
     how: str
     value: Any = None
@@ -305,26 +308,29 @@ class Ending:
 def in_child(call: Callable[[], Any]) -> Ending:
     """Result of `call` in a child of this process; its value must be JSON."""
     reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        with os.fdopen(writing, "w") as answer:
-            json.dump(_answer(call), answer)
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as answer:
-        text = answer.read()
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        return Ending("failed", told=signal.Signals(os.WTERMSIG(status)).name)
+    with tempfile.TemporaryFile("w+", errors="replace") as written:
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            with os.fdopen(writing, "w") as answer:
+                json.dump(_answer(call, written.fileno()), answer)
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as answer:
+            text = answer.read()
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status):
+            written.seek(0)
+            last = "".join(written.read().strip().splitlines()[-1:])
+            name = signal.Signals(os.WTERMSIG(status)).name
+            return Ending("failed", told=f"{name} {last.rpartition('/')[2]}".strip())
     return Ending(**json.loads(text))
 
 
-def _answer(call: Callable[[], Any]) -> dict[str, Any]:
+def _answer(call: Callable[[], Any], sink: int) -> dict[str, Any]:
     signal.alarm(TIME_LIMIT_S)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.environ["GGML_NO_BACKTRACE"] = "1"
-    sink = os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 1)
     os.dup2(sink, 2)
     try:
