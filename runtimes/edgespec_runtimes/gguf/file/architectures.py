@@ -20,9 +20,9 @@ class Trait(Flag):
     NONE = 0
     PLAIN = auto()
     """Keys, values and rotation have the same size, and all layers use as many experts."""
-    RECURRENT = auto()
-    """Layers without KV heads have no attention; some have queries nevertheless (Kimi Delta
-    Attention, arXiv 2510.26692)."""
+    LINEAR = auto()
+    """Layers of linear attention have queries, but no KV heads (Kimi Delta Attention, arXiv
+    2510.26692)."""
     SCALED = auto()
     """The embeddings of tokens are scaled, but not embeddings that it is given."""
     NEEDS_TOKENS = auto()
@@ -118,12 +118,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "bitnet": Architecture(Trait.NO_OUTPUT),
     "cogvlm": Architecture(Trait.NEEDS_TOKENS | Trait.FIRST_LOGITS),
     **_alike("deepseek4 graniteswitch", Trait.NEEDS_TOKENS),
-    **_alike("glm5-next granitehybrid jamba kimi-k3 kimi-linear", Trait.RECURRENT),
-    **_alike("lfm2 lfm2moe nemotron_h", Trait.RECURRENT | Trait.SHOWS_INPUTS),
-    "plamo2": Architecture(Trait.RECURRENT | Trait.ONE_SEQUENCE),
-    "bailingmoe3": Architecture(Trait.RECURRENT | Trait.SHOWS_INPUTS, own_layer=()),
+    **_alike("glm5-next kimi-k3 kimi-linear", Trait.LINEAR),
+    **_alike("lfm2 lfm2moe nemotron_h", Trait.SHOWS_INPUTS),
+    "plamo2": Architecture(Trait.ONE_SEQUENCE),
+    "bailingmoe3": Architecture(Trait.LINEAR | Trait.SHOWS_INPUTS, own_layer=()),
     "nemotron_h_moe": Architecture(
-        Trait.RECURRENT | Trait.SHOWS_INPUTS, own_layer=(*_EXPERTS, "nextn.shared_head_norm")
+        Trait.SHOWS_INPUTS, own_layer=(*_EXPERTS, "nextn.shared_head_norm")
     ),
     "qwen35": Architecture(Trait.SHOWS_INPUTS, own_layer=()),
     "hy_v3": Architecture(own_layer=()),

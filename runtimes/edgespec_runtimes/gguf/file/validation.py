@@ -104,7 +104,7 @@ def _check_attention(header: GgufFile) -> None:
         names = (f"blk.{layer}.attn_q.weight", f"blk.{layer}.attn_qkv.weight")
         if not any(name in header.tensors_by_name for name in names):
             continue
-        if not n_kv_heads and has(header, Trait.RECURRENT):
+        if not n_kv_heads and has(header, Trait.LINEAR):
             continue
         if n_heads < 1 or n_kv_heads < 1 or n_heads % n_kv_heads:
             raise _wrong(
