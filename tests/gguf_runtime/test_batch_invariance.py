@@ -52,16 +52,16 @@ def test_a_type_varies_if_it_does_so_twice(
     assert is_invariant_in(1, 2) == expected
 
 
-SLOWLY_MADE = ("IQ",)
+SLOWLY_MADE = ("IQ1", "IQ2", "IQ3")
 """Beginnings of the names of types whose weights take seconds to make."""
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        name
+        pytest.param(name, marks=[pytest.mark.slow] * name.startswith(SLOWLY_MADE))
         for name, kind in KINDS.items()
-        if (kind.kernels in (ONE, TILED) and name[:2] not in SLOWLY_MADE) or name == "IQ4_XS"
+        if kind.kernels in (ONE, TILED)
     ],
 )
 def test_no_type_rounds_worse_than_its_line_says(name: str) -> None:

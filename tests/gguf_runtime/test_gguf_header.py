@@ -88,23 +88,16 @@ def test_a_large_vocabulary_takes_no_memory(tmp_path: Path) -> None:
     assert peak < 1 << 20 < path.stat().st_size
 
 
-def test_tensor_types_have_the_sizes_of_llama_cpp() -> None:
-    pytest.importorskip("llama_cpp")
+def test_types_are_those_of_llama_cpp() -> None:
     ggml = abi.library("ggml-base")
     ggml.ggml_type_name.restype = ctypes.c_char_p
     ggml.ggml_blck_size.restype = ctypes.c_int64
     ggml.ggml_type_size.restype = ctypes.c_size_t
-    for code, kind in TENSOR_TYPES.items():
-        assert ggml.ggml_type_name(code).decode().upper() == kind.name.upper()
-        assert ggml.ggml_blck_size(code) == kind.block_size
-        assert ggml.ggml_type_size(code) == kind.block_bytes
-
-
-def test_every_type_of_llama_cpp_is_known() -> None:
-    ggml = abi.library("ggml-base")
-    ggml.ggml_type_size.restype = ctypes.c_size_t
-    stored = {code for code in range(lib.GGML_TYPE_COUNT) if ggml.ggml_type_size(code)}
-    assert set(TENSOR_TYPES) == stored  # removed types have no size
+    assert {k.code: (k.name, k.block_size, k.block_bytes) for k in TENSOR_TYPES.values()} == {
+        code: (ggml.ggml_type_name(code).decode().upper(), ggml.ggml_blck_size(code), n_bytes)
+        for code in range(lib.GGML_TYPE_COUNT)
+        if (n_bytes := ggml.ggml_type_size(code))  # removed types have no size
+    }
 
 
 @pytest.mark.parametrize("named", [0, 2])

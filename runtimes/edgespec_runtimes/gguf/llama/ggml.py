@@ -159,10 +159,12 @@ def device_name(device: int) -> str:
 
 
 def quantised(kind: int, values: np.ndarray) -> bytes:
-    """Rows of weights, float32 [n_rows, n_in], quantised as in a file."""
+    """Rows of weights, float32 [n_rows, n_in], quantised as in a file; all columns matter alike,
+    which some types want to be told."""
     n_rows, n_in = values.shape
     out = ctypes.create_string_buffer(TENSOR_TYPES[kind].nbytes(values.size))
     sizes = [ctypes.c_int64(n) for n in (0, n_rows, n_in)]
+    importance = np.ones(n_in, np.float32)
     call(
         ctypes.c_size_t,
         "ggml_quantize_chunk",
@@ -170,7 +172,7 @@ def quantised(kind: int, values: np.ndarray) -> bytes:
         values.ctypes.data,
         out,
         *sizes,
-        None,
+        importance.ctypes.data,
     )
     return out.raw
 
