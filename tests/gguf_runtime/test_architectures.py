@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from edgespec.errors import ModelError
 from edgespec.registry import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file import architectures
+from edgespec_runtimes.gguf.file.architectures import Trait
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.validation import validate
 from gguf_files import ARRAY, BOOL, U32, tiny_llama
@@ -56,6 +58,22 @@ def test_an_encoder_that_only_llama_cpp_knows_is_refused(
     path = write_model(tmp_path / "m.gguf", Species("t5"))
     with pytest.raises(ModelError, match="diffusion"):
         runtime.prepare(ModelRequest(path, "target", 64, 1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("sentence", "is_named"),
+    [
+        ("One layer is run, of these architectures:", lambda found: found.own_layer is not None),
+        ("Refused by name:", lambda found: Trait.NEEDS_TOKENS in found.traits),
+        ("- one line:", lambda found: Trait.ONE_SEQUENCE in found.traits),
+    ],
+)
+def test_the_page_on_choosing_a_model_names_them(
+    sentence: str, is_named: Callable[[architectures.Architecture], bool]
+) -> None:
+    said = (ROOT / "docs" / "models.md").read_text().partition(sentence)[2].partition("\n\n")[0]
+    named = {name for name, found in architectures.ARCHITECTURES.items() if is_named(found)}
+    assert named and named <= set(re.findall(r"[\w-]+", said))
 
 
 def test_layers_of_linear_attention_have_queries_and_no_kv_heads(tmp_path: Path) -> None:
