@@ -186,7 +186,7 @@ def map_libraries() -> None:
 
 
 def speak(settings: LoadSettings, taken_bytes: int | None = None) -> dict[str, Any]:
-    """edgespec's greedy text, as the fields of a Run; `taken_bytes` are the process's in its plan."""
+    """edgespec's greedy text, as the fields of a ZooRun, planned for a process of `taken_bytes`."""
     map_libraries()
     if taken_bytes is not None:
         # steps in which a process is planned weigh more than these models: it counts as it did
