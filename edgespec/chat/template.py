@@ -115,7 +115,7 @@ class ChatTemplate:
     ) -> str:
         """The template's text for turns in its own form. Raises ModelError."""
         with self._turn:
-            arguments: dict[str, Any] = {"datetime": strftime_now("%b %d %Y")}
+            arguments: dict[str, Any] = {"datetime": strftime_now("%b %d %Y"), "functions": ""}
             arguments["date_string"] = strftime_now("%d %b %Y")
             arguments |= {**self._special_tokens, **(variables or {})}
             arguments |= {"messages": turns, "tools": tools}

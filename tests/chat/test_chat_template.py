@@ -241,3 +241,7 @@ def test_tools_calls_and_results_are_text_where_the_template_does_not_know_them(
     assert json.dumps(TOOL["function"]["name"]) in text
     assert '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>' in text
     assert "<|im_start|>user\n<tool_response>\n4\n</tool_response><|im_end|>" in text
+
+
+def test_firefunctions_template_can_add_its_functions():
+    assert render("{{ 'Functions: ' + functions }}") == "Functions: "
