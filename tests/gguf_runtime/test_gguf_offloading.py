@@ -20,7 +20,7 @@ from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import ggml, gpu
-from edgespec_runtimes.gguf.llama.lazy_mapping import Mappings
+from edgespec_runtimes.gguf.llama.pages import Mappings
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from edgespec_runtimes.gguf.weights.offloading import offloading
@@ -140,7 +140,7 @@ def mapped(tmp_path: Path) -> Iterator[mmap.mmap]:
 def test_pages_that_were_copied_to_a_gpu_are_given_back(mapped: mmap.mmap):
     mappings = Mappings(is_lazy=True)
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-    mappings.add(address, len(mapped))
+    mappings.map(lambda *_: address, 0, len(mapped), 0, 0, 0, 0)
     assert sum(mapped[::4096]) == 7 * len(mapped) // 4096
     before = process_rss_bytes()
     mappings.drop_pages()

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec_runtimes.gguf.llama.huge_pages import (
-    HUGE_BYTES,
-    huge_range,
-)
+from edgespec_runtimes.gguf.llama.pages import HUGE_BYTES, whole_pages
 
 
 @pytest.mark.parametrize(
@@ -21,9 +18,9 @@ from edgespec_runtimes.gguf.llama.huge_pages import (
 def test_only_pages_within_the_range_are_huge(
     begin: int, nbytes: int, found: tuple[int, int]
 ) -> None:
-    assert huge_range(begin, nbytes) == found
+    assert whole_pages(begin, begin + nbytes, HUGE_BYTES) == found
 
 
 def test_a_range_that_holds_no_huge_page_has_none() -> None:
-    begin, end = huge_range(1, HUGE_BYTES)
+    begin, end = whole_pages(1, 1 + HUGE_BYTES, HUGE_BYTES)
     assert begin >= end

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple
 
 from edgespec_runtimes.gguf.llama import abi, ggml
 from edgespec_runtimes.gguf.llama.imports import replaced_import
+from edgespec_runtimes.gguf.llama.pages import NO_HUGE_PAGES, advise, whole_pages
 from edgespec_runtimes.kit.segmented import ContextSize
 
-_GIVE_BACK, NO_HUGE_PAGES = 4, 15
-"""Linux's `MADV_DONTNEED` and `MADV_NOHUGEPAGE`; Python has the names on Linux only."""
 _Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _Clear = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint8)
 
@@ -46,37 +44,31 @@ class CacheMemory:
 
         `log_lines` are llama.cpp's messages meanwhile.
         """
-        base, thread = abi.ggml(), threading.get_ident()
-        allocate = _Allocate(_address(base.ggml_backend_alloc_ctx_tensors_from_buft))
 
-        def allocate_and_look(context: int, kind: int) -> int | None:
-            buffer: int | None = allocate(context, kind)
-            is_ours = threading.get_ident() == thread and values_are_rows(log_lines)
-            if buffer and is_ours and self._is_wanted(log_lines):
+        def allocate(real: Callable[[int, int], int | None], context: int, kind: int) -> int | None:
+            buffer = real(context, kind)
+            if buffer and values_are_rows(log_lines) and self._is_wanted(log_lines):
                 self._take(context, buffer)
             return buffer
 
-        names = ("ggml_backend_alloc_ctx_tensors_from_buft",)
-        with ExitStack() as stack:
-            hook = _Allocate(allocate_and_look)
-            stack.enter_context(replaced_import(abi.library_path(), names, hook))
-            stack.enter_context(self.clearing())
+        names, owner = ("ggml_backend_alloc_ctx_tensors_from_buft",), abi.ggml()
+        with (
+            replaced_import(abi.library_path(), names, _Allocate, allocate, owner),
+            self.clearing(),
+        ):
             yield
 
-    @contextmanager
-    def clearing(self) -> Iterator[None]:
-        """In the block, clearing the cache frees its memory instead of filling it with zeros."""
-        clear = _Clear(_address(abi.ggml().ggml_backend_buffer_clear))
+    def clearing(self) -> AbstractContextManager[object]:
+        """Context manager in which clearing the cache frees its memory instead of filling it with
+        zeros."""
 
-        def clear_others(buffer: int, value: int) -> None:
+        def clear(real: Callable[[int, int], None], buffer: int, value: int) -> None:
             if buffer in self._buffers and not value:
                 self._clear(*self._buffers[buffer])
             else:
-                clear(buffer, value)
+                real(buffer, value)
 
-        names = ("ggml_backend_buffer_clear",)
-        with replaced_import(abi.library_path(), names, _Clear(clear_others)):
-            yield
+        return clearing_by(clear)
 
     @property
     def is_active(self) -> bool:
@@ -122,24 +114,16 @@ class CacheMemory:
         advise(first, last)
 
 
+def clearing_by(clear: Callable[..., None]) -> AbstractContextManager[object]:
+    """Context manager in which this thread's buffers are cleared by `clear`, which gets the real
+    function, the buffer and the value. If it does nothing, only pages that are written take memory:
+    contexts for sizing allocate recurrent states."""
+    names, owner = ("ggml_backend_buffer_clear",), abi.ggml()
+    return replaced_import(abi.library_path(), names, _Clear, clear, owner)
+
+
 def values_are_rows(log_lines: Sequence[str]) -> bool:
     """False if, by its log, llama.cpp computes without flash attention, which it does for some
     architectures whatever it is asked for: a cell's values are no row of the cache then."""
     lines = (line for line in log_lines if line.startswith("llama_context: flash_attn "))
     return not any("disabled" in line for line in lines)
-
-
-def advise(begin: int, end: int, advice: int = _GIVE_BACK) -> None:
-    """Return the whole pages of a range to the system, or give it other advice about them."""
-    first, last = whole_pages(begin, end)
-    if first < last:
-        madvise = ctypes.CDLL(None).madvise
-        madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), ctypes.c_int(advice))
-
-
-def whole_pages(begin: int, end: int) -> tuple[int, int]:
-    return -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-
-
-def _address(function: Any) -> int:
-    return ctypes.cast(function, ctypes.c_void_p).value or 0

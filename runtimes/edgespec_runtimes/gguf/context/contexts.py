@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import ctypes
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from edgespec.errors import UsageError
 from edgespec.memory.budget import MIB
-from edgespec_runtimes.gguf.context.cache_memory import CacheMemory, values_are_rows
+from edgespec_runtimes.gguf.context.cache_memory import (
+    CacheMemory,
+    clearing_by,
+    values_are_rows,
+)
 from edgespec_runtimes.gguf.context.cell_order import MIN_WASTE
 from edgespec_runtimes.gguf.context.windows import (
     WindowCells,
@@ -24,10 +26,9 @@ from edgespec_runtimes.gguf.context.windows import (
     n_ends,
 )
 from edgespec_runtimes.gguf.file.layout import KINDS
-from edgespec_runtimes.gguf.llama import abi, ggml, log
+from edgespec_runtimes.gguf.llama import ggml, log
 from edgespec_runtimes.gguf.llama.abort import AbortFlag, abort_callback
 from edgespec_runtimes.gguf.llama.bindings import lib
-from edgespec_runtimes.gguf.llama.imports import replaced_import
 from edgespec_runtimes.gguf.llama.loading import Model
 
 
@@ -125,7 +126,6 @@ class ContextShape:
         return p
 
 
-_Clear = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint8)
 _MTP = 1
 """`LLAMA_CONTEXT_TYPE_MTP`."""
 _SIZE = re.compile(r"(KV buffer|RS buffer|compute buffer|output buffer)? ?size\s*=\s*([\d.]+) MiB")
@@ -145,7 +145,7 @@ glm5-next and kimi-k3, 5.0 of kimi-linear, 4.1 of qwen3next."""
 
 def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
     """Sizes of a context of this shape; `model` is from `load_sizes_only`."""
-    with log.captured() as lines, _without_clearing():
+    with log.captured() as lines, clearing_by(lambda *_: None):
         handle = lib.llama_init_from_model(model.handle, _params(model, shape))
         if not handle:
             raise UsageError(f"llama.cpp refuses this context: {log.complaint(lines)}")
@@ -210,32 +210,13 @@ def state_support(model: Model, wanted: int) -> StateSupport:
     shape = ContextShape(
         n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1, n_rollback=wanted
     )
-    with log.captured() as lines, _without_clearing():
+    with log.captured() as lines, clearing_by(lambda *_: None):
         handle = lib.llama_init_from_model(model.handle, shape.params())
     if not handle:
         return StateSupport(0, False)
     n_rollback = int(lib.llama_n_rs_seq(handle))
     lib.llama_free(handle)
     return StateSupport(n_rollback, not any(line.startswith(_WINDOWS) for line in lines))
-
-
-@contextmanager
-def _without_clearing() -> Iterator[None]:
-    """In the block, contexts that this thread creates for sizing do not clear their buffers.
-
-    Recurrent states are allocated even then, but only written pages take memory.
-    """
-    library = abi.ggml()
-    clear = _Clear(ctypes.cast(library.ggml_backend_buffer_clear, ctypes.c_void_p).value or 0)
-    thread = threading.get_ident()
-
-    def clear_for_others(buffer: int, value: int) -> None:
-        if threading.get_ident() != thread:
-            clear(buffer, value)
-
-    names = ("ggml_backend_buffer_clear",)
-    with replaced_import(abi.library_path(), names, _Clear(clear_for_others)):
-        yield
 
 
 def _params(model: Model, shape: ContextShape) -> Any:

@@ -13,10 +13,9 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from edgespec_runtimes.gguf.context.cache_memory import NO_HUGE_PAGES, advise
 from edgespec_runtimes.gguf.llama import abi, ggml
-from edgespec_runtimes.gguf.llama.huge_pages import HUGE_BYTES
 from edgespec_runtimes.gguf.llama.imports import import_entries, put_in
+from edgespec_runtimes.gguf.llama.pages import HUGE_BYTES, NO_HUGE_PAGES, advise
 
 _Allocate = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_void_p)
 

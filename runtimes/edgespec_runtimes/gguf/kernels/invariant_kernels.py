@@ -121,16 +121,14 @@ class InvariantKernels:
         """Context manager for creating the context; backends `beside` it compute further products
         of its graph."""
         captured: list[int] = []
-        real = ctypes.cast(abi.library("ggml").ggml_backend_init_by_type, _Init)
 
-        def init(kind: int, parameters: bytes | None) -> int | None:
-            backend: int | None = real(kind, parameters)
-            if backend:
+        def init(real: _Maker, kind: int, parameters: bytes | None) -> int | None:
+            if backend := real(kind, parameters):
                 captured.append(backend)
             return backend
 
-        names = ("ggml_backend_init_by_type",)
-        with self, replaced_import(abi.library_path(), names, _Init(init)):
+        names, owner = ("ggml_backend_init_by_type",), abi.library("ggml")
+        with self, replaced_import(abi.library_path(), names, _Init, init, owner):
             yield
         if captured and (self._attention_varies or self._has_tiled_products):
             self._backends = [captured[-1], *beside]

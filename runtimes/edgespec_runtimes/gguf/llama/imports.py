@@ -14,7 +14,7 @@ import re
 import struct
 import sys
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,16 +31,30 @@ _patching = threading.RLock()
 
 
 @contextmanager
-def replaced_import(library: str, names: Collection[str], replacement: Any) -> Iterator[bool]:
-    """In the block, `library` calls `replacement`, a ctypes function, instead of `names`.
+def replaced_import(
+    library: str,
+    names: Sequence[str],
+    signature: Any,
+    replacement: Callable[..., Any],
+    owner: ctypes.CDLL | None = None,
+) -> Iterator[bool]:
+    """In the block, `library` calls `replacement` in this thread instead of `names`: with the real
+    function, which `owner` has (None: the C library), and its arguments.
 
     Yields False if the library has no such entry (another system or C library, a static build). One
     thread at a time replaces imports.
     """
+    real = ctypes.cast(getattr(owner or ctypes.CDLL(None), names[0]), signature)
+    thread = threading.get_ident()
+
+    def call(*args: Any) -> Any:
+        return replacement(real, *args) if threading.get_ident() == thread else real(*args)
+
+    function = signature(call)
     with _patching:
         entries = import_entries(library, names)
         before = [entry.value for entry in entries]
-        put_in(entries, replacement)
+        put_in(entries, function)
         try:
             yield bool(entries)
         finally:

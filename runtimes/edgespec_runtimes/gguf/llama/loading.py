@@ -24,8 +24,7 @@ from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import abi, ggml, log, rpc
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
-from edgespec_runtimes.gguf.llama.huge_pages import huge_pages
-from edgespec_runtimes.gguf.llama.lazy_mapping import lazy_mapping
+from edgespec_runtimes.gguf.llama.pages import huge_pages, lazy_mapping
 from edgespec_runtimes.gguf.llama.token_ids import leave_out_texts
 
 SMALL_MODEL_BYTES = 12 << 20
