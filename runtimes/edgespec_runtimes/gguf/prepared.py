@@ -21,8 +21,7 @@ from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.heads import has_layers, obstacle
 from edgespec_runtimes.gguf.kernels.invariant_kernels import can_replace_products
 from edgespec_runtimes.gguf.llama import loading
-from edgespec_runtimes.gguf.llama.token_ids import NoTexts
-from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
+from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary, NoTexts
 from edgespec_runtimes.gguf.measuring import MeasuredGguf
 from edgespec_runtimes.gguf.model import GgufModel, Opening
 from edgespec_runtimes.gguf.weights.nested import NestedWeights

@@ -82,20 +82,15 @@ def in_order(logits: np.ndarray, orders: Sequence[Sequence[int]]) -> list[np.nda
 
 
 def permute(rows: np.ndarray, order: Sequence[int]) -> None:
-    """Move row `order[i]` to `i` for all i, with memory for one more row."""
-    is_moved = [False] * len(order)
-    for first, row in enumerate(order):
-        if is_moved[first] or row == first:
-            continue
-        aside, place = rows[first].copy(), first
-        while (row := order[place]) != first:
-            rows[place] = rows[row]
-            is_moved[place] = True
-            place = row
-        rows[place] = aside
-        is_moved[place] = True
+    """Move row `order[i]` to `i` for all i, some columns at a time."""
+    is_ordered = [*order] == [*range(len(order))]
+    for begin in range(0, 0 if is_ordered else rows.shape[1], PERMUTED_COLUMNS):
+        columns = rows[:, begin : begin + PERMUTED_COLUMNS]
+        columns[:] = columns[order]
 
 
+PERMUTED_COLUMNS = 4096
+"""Columns that are copied at once: logits of a tree may take tens of megabytes."""
 _N_SECTIONS = 4
 """`GGML_MROPE_SECTIONS`."""
 

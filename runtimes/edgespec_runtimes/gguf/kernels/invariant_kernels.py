@@ -91,7 +91,8 @@ class InvariantKernels:
         """Types with which a single row is multiplied twice."""
         self.apart = varying - self.in_pairs
         """Types with which rows are multiplied one by one."""
-        self._hook = _hook() if varying or _SLOW in weight_types else None
+        with _changing:
+            self._hook = _hook() if varying or _SLOW in weight_types else None
         self._has_tiled_products = not TILED_TYPES.isdisjoint(weight_types)
         self._attention_varies = {*cache_types} <= TILED_CACHE_TYPES
         self._is_rotated = not {*cache_types} <= {"f16", "f32", "bf16"}
@@ -159,7 +160,8 @@ class InvariantKernels:
 
 def can_replace_products() -> bool:
     """True if llama.cpp's imports can be replaced on this platform."""
-    return bool(_hook().entries)
+    with _changing:
+        return bool(_hook().entries)
 
 
 def varies_as_stored(name: str) -> bool:
@@ -187,13 +189,8 @@ class _ProductHook(NamedTuple):
 _changing = threading.RLock()
 
 
-def _hook() -> _ProductHook:
-    with _changing:
-        return _new_hook()
-
-
 @functools.cache
-def _new_hook() -> _ProductHook:
+def _hook() -> _ProductHook:
     users: dict[int, InvariantKernels] = {}
     base = abi.ggml()
     multiply: _Maker = ctypes.cast(base.ggml_mul_mat, _Product)

@@ -25,13 +25,14 @@ from edgespec_runtimes.gguf.llama import abi, ggml, log, rpc
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.llama.pages import huge_pages, lazy_mapping
-from edgespec_runtimes.gguf.llama.token_ids import leave_out_texts
 
 SMALL_MODEL_BYTES = 12 << 20
 """Size of weights below which a second thread costs more than it gains."""
 
 _NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 _LOAD_NONE, _LOAD_MMAP = 0, 1
+_INTEGER, _TEXT = 0, 3
+"""`enum llama_model_kv_override_type`."""
 _BESIDE_LAYERS = rb"^(output|token_embd)"
 """Names of tensors that stay in this process if RPC servers get layers."""
 _TENSOR_MAPS = (
@@ -68,7 +69,6 @@ class Model:
 
     def __init__(self, handle: Any, servers: tuple[str, ...] = (), mtp: bool = False) -> None:
         """With `mtp`, contexts compute only the model's prediction layers (MTP)."""
-        rpc.count(servers, 1)
         self.handle = handle
         self.mtp = mtp
         self._servers = servers
@@ -131,7 +131,6 @@ class Model:
         if self.handle is not None:
             lib.llama_model_free(self.handle)
             self.handle = None
-            rpc.count(self._servers, -1)
             trim_heap_top()
         if self._texts is not None:
             self._texts.close()
@@ -300,13 +299,27 @@ def _load(
     start()
     kept_alive = _place(params, placement, as_stored)
     if no_texts is not None:
-        kept_alive.append(leave_out_texts(no_texts, params))
+        kept_alive.append(_leave_out_texts(no_texts, params))
     with log.captured() as lines:
         handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:
             raise ModelError(f"{path} cannot be loaded: {log.complaint(lines)}")
         del kept_alive
         return Model(handle, placement.servers, params.load_mtp)
+
+
+def _leave_out_texts(header: GgufFile, params: Any) -> Any:
+    """Have llama.cpp read no tokenizer, if the file says how many tokens there are; returns an
+    object to keep until the model is loaded."""
+    overrides: Any = (lib.llama_model_kv_override * 3)()  # the last one ends the list
+    if header.n_vocab:
+        tokenizer, size = overrides[0], overrides[1]
+        tokenizer.tag, tokenizer.key = _TEXT, b"tokenizer.ggml.model"
+        tokenizer.value.val_str = b"no_vocab"
+        size.tag, size.key = _INTEGER, header.key("vocab_size").encode()
+        size.value.val_i64 = header.n_vocab
+        params.kv_overrides = overrides
+    return overrides
 
 
 @functools.cache

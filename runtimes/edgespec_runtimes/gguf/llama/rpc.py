@@ -12,7 +12,6 @@ import os
 import struct
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -58,11 +57,6 @@ def memory_of(servers: Sequence[str]) -> list[ServerMemory]:
 
 
 def _memory_of(server: str) -> ServerMemory:
-    if _connections[server]:  # it serves no other connection
-        calls = ServerCalls([server])
-        free_bytes, _ = calls.run(lambda: ggml.memory_of(devices_of(server)[0]))
-        calls.end()
-        return ServerMemory(server, free_bytes)
     try:
         return ServerMemory(server, *_ask(server, ANSWER_S))
     except TimeoutError as error:
@@ -122,16 +116,6 @@ def devices_of(server: str) -> list[int]:
     n_devices = int(ggml.call(ctypes.c_size_t, "ggml_backend_reg_dev_count", registry))
     device = partial(ggml.pointer, "ggml_backend_reg_dev_get", registry)
     return [device(ctypes.c_size_t(n)) for n in range(n_devices)]
-
-
-_connections: Counter[str] = Counter()
-"""Number of this process's models on each server."""
-
-
-def count(servers: Sequence[str], change: int) -> None:
-    """Count a model that was placed on servers (1) or removed from them (-1)."""
-    for server in servers:
-        _connections[server] += change
 
 
 def wait_for(server: str) -> None:
