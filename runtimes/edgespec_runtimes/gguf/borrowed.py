@@ -7,9 +7,10 @@ model opened without weights, and point to the copies.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
-from edgespec.concurrency.owning import Closeable, close_all
+from edgespec.concurrency.owning import Closeable
 from edgespec.errors import Cancelled
 from edgespec.memory.budget import MemoryRow
 from edgespec.paging.pager import PinnedSegments
@@ -45,13 +46,29 @@ def layer_bytes(shape: HeadShape) -> int:
 class CopiedWeights(Closeable):
     """Copies of the target's weights: embeddings by row when needed, all others whole."""
 
-    def __init__(self, shape: HeadShape, target: GgufFile, model: loading.Model) -> None:
-        """Reads nothing before `fill`. The caller closes `model`."""
-        self._shape = shape
-        self._target = target
-        self._model = model
+    def __init__(
+        self, shape: HeadShape, target: GgufFile, model: loading.Model | None = None
+    ) -> None:
+        """`model` has the tensors that point to the copies; the caller closes it. Without one, the
+        head is in a file of its own: its graph takes them from a `context` of the target, which is
+        opened without weights. Reads nothing before `fill`."""
+        self._shape, self._target = shape, target
         self._copies = PinnedSegments()
         self._table: RowTable | None = None
+        self._stop = AbortFlag()
+        self.context: Any = None
+        self._owned = ExitStack()
+        self._owned.callback(self._copies.close)
+        if model is None:
+            model = loading.load_sizes_only(target.path, no_texts=target)
+            self._owned.callback(model.close)
+            try:
+                self.context = contexts.new_context(model, TRACED_SHAPE, None, self._stop)
+            except BaseException:
+                self.close()
+                raise
+            self._owned.callback(lib.llama_free, self.context)
+        self._model = model
 
     def fill(self, n_rows: int, stop: AbortFlag) -> None:
         """Read the whole matrices and reserve memory for the embeddings of `n_rows` tokens.
@@ -65,6 +82,7 @@ class CopiedWeights(Closeable):
         if (looked_up := _looked_up(shape)) is not None:
             path = self._target.paths[looked_up.file_index]
             self._table = RowTable(looked_up, path, n_rows)
+            self._owned.callback(self._table.close)
             addresses[looked_up.name] = self._table.address
         if stop.is_set:
             raise Cancelled("loading was cancelled")
@@ -78,8 +96,7 @@ class CopiedWeights(Closeable):
             self._table.fetch(tokens)
 
     def close(self) -> None:
-        table, self._table = self._table, None
-        close_all(self._copies.close, *((table.close,) if table else ()))
+        self._owned.close()
 
     def _read(self, entries: Sequence[TensorEntry], stop: AbortFlag) -> dict[str, int]:
         """Read tensors into one block of memory; returns addresses by name."""
@@ -92,31 +109,6 @@ class CopiedWeights(Closeable):
         return {
             entry.name: base + segment.locate(entry.file_index, entry.offset) for entry in entries
         }
-
-
-class BorrowedMatrices(CopiedWeights):
-    """Matrices for a head in a file of its own.
-
-    llama.cpp's graph of the head takes them from a context of the target, which here is opened
-    without weights.
-    """
-
-    def __init__(self, shape: HeadShape, target: GgufFile) -> None:
-        """Reads nothing before `fill`."""
-        model = loading.load_sizes_only(target.path, no_texts=target)
-        super().__init__(shape, target, model)
-        self.context: Any = None
-        """Context of the target for llama.cpp's graph of the head."""
-        self._stop = AbortFlag()
-        try:
-            self.context = contexts.new_context(self._model, TRACED_SHAPE, None, self._stop)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        context, self.context = self.context, None
-        close_all(lambda: lib.llama_free(context), self._model.close, super().close)
 
 
 def _looked_up(shape: HeadShape) -> TensorEntry | None:

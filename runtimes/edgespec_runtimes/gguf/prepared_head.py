@@ -18,12 +18,7 @@ from edgespec.ports import LanguageModel, Progress
 from edgespec.registry import ModelRequest
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.block_head import GgufBlockHead
-from edgespec_runtimes.gguf.borrowed import (
-    BorrowedMatrices,
-    CopiedWeights,
-    copied_rows,
-    layer_bytes,
-)
+from edgespec_runtimes.gguf.borrowed import CopiedWeights, copied_rows, layer_bytes
 from edgespec_runtimes.gguf.context.contexts import ContextShape
 from edgespec_runtimes.gguf.file.header import GgufFile, read_header
 from edgespec_runtimes.gguf.file.heads import (
@@ -108,7 +103,7 @@ class PreparedHead(PreparedReader):
         if request.target is not None and missing_matrices(header):
             target = read_header(request.target)
         head = head_shape(header, target)
-        self._borrowed = BorrowedMatrices(head, target) if target is not None else None
+        self._borrowed = CopiedWeights(head, target) if target is not None else None
         with ExitStack() as owned:
             if self._borrowed is not None:
                 owned.enter_context(self._borrowed)
