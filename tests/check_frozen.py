@@ -25,7 +25,7 @@ from pathlib import Path
 import edgespec
 from edgespec import registry
 from edgespec.models.embedded import embedded_pair, models_folder
-from edgespec_runtimes.gguf.llama.quantiser import quantise
+from edgespec_runtimes.gguf.own_draft.quantiser import quantise
 
 if "STARTED" in os.environ:
     sys.exit("the application was started again")

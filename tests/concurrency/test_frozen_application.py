@@ -42,7 +42,7 @@ def _unwanted(*command: object, **_: object) -> None:
 
 
 def quantise(folder: Path) -> None:
-    quantiser = pytest.importorskip("edgespec_runtimes.gguf.llama.quantiser")
+    quantiser = pytest.importorskip("edgespec_runtimes.gguf.own_draft.quantiser")
     quantiser.quantise(embedded_pair().target, folder / "out.gguf", "Q4_0")
 
 

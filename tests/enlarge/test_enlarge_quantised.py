@@ -10,8 +10,8 @@ import pytest
 from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.llama import quantiser
-from edgespec_runtimes.gguf.llama.quantiser import quantise
+from edgespec_runtimes.gguf.own_draft import quantiser
+from edgespec_runtimes.gguf.own_draft.quantiser import quantise
 from gguf_files import tiny_llama
 from reference import LlamaCpp
 

@@ -20,7 +20,7 @@ from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import ggml, gpu
-from edgespec_runtimes.gguf.llama.pages import Mappings
+from edgespec_runtimes.gguf.llama.page_advice import Mappings
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from edgespec_runtimes.gguf.weights.offloading import offloading

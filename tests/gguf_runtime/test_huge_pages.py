@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec_runtimes.gguf.llama.pages import HUGE_BYTES, whole_pages
+from edgespec_runtimes.gguf.llama.page_advice import HUGE_BYTES, whole_pages
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgespec_runtimes.gguf.llama import ggml
-from edgespec_runtimes.gguf.weights.nesting import NESTINGS, UNIT, Nesting
+from edgespec_runtimes.gguf.own_draft.nesting import NESTINGS, UNIT, Nesting
 from tests.gguf_files import TYPE_CODES, pack_weights
 
 N_UNITS = 700

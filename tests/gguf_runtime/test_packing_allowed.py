@@ -15,7 +15,7 @@ from edgespec_runtimes.gguf.entry import GgufRuntime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import loading, log
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
-from edgespec_runtimes.gguf.llama.quantiser import quantise
+from edgespec_runtimes.gguf.own_draft.quantiser import quantise
 from edgespec_runtimes.gguf.weights.packing import placement_as_stored
 
 PAIR = embedded_pair()

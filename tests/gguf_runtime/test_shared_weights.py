@@ -16,8 +16,8 @@ from edgespec.session import session
 from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec_runtimes.enlarge.gguf.trim import write_trimmed
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.llama.quantiser import quantise
-from edgespec_runtimes.gguf.trimmed import copy_sizes
+from edgespec_runtimes.gguf.own_draft.quantiser import quantise
+from edgespec_runtimes.gguf.own_draft.trimmed import copy_sizes
 from port_calls import logits_of_a_tree
 
 PROMPT = "def read(path):\n    with open(path) as file:\n"

@@ -23,7 +23,7 @@ from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import loading, log
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
-from edgespec_runtimes.gguf.llama.quantiser import quantise
+from edgespec_runtimes.gguf.own_draft.quantiser import quantise
 from gguf_files import tiny_llama
 from port_calls import prefill
 

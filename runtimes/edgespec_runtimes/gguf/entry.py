@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -20,7 +21,7 @@ from edgespec.registry import Finding, ModelRequest, Runtime
 from edgespec.tracing.spans import Track
 from edgespec.values import ModelDetails
 from edgespec_runtimes.gguf.file.architectures import turns_texts_into_vectors
-from edgespec_runtimes.gguf.file.details import details_of
+from edgespec_runtimes.gguf.file.details import details_of, info_of
 from edgespec_runtimes.gguf.file.header import (
     GgufArray,
     GgufFile,
@@ -29,10 +30,10 @@ from edgespec_runtimes.gguf.file.header import (
     read_header,
 )
 from edgespec_runtimes.gguf.file.heads import N_LAYERS, can_guess, has_layers, is_head
-from edgespec_runtimes.gguf.file.trimmed_header import is_trimmed
 from edgespec_runtimes.gguf.file.validation import validate
 from edgespec_runtimes.gguf.llama import ggml, gpu, loading, rpc
 from edgespec_runtimes.gguf.options import GgufOptions
+from edgespec_runtimes.gguf.own_draft.trimmed_header import is_trimmed, trimmed_shape
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class GgufRuntime(Runtime):
                 gpu.start(device)
         began = time.perf_counter()
         header = _header_if_there_is_room(request.path)
-        validate(header, as_draft=request.owner == "draft")
+        validate(header, request.owner == "draft", has_texts=not is_trimmed(header))
         prepared = _prepared(request, header)
         done, phase = time.perf_counter(), "header and vocabulary"
         prepared.seconds[phase] = done - began
@@ -146,8 +147,13 @@ class GgufRuntime(Runtime):
     def describe(self, path: Path) -> ModelDetails:
         header = read_header(path)
         process.check_room(_n_texts(header) * CHECKED_BYTES_PER_TEXT, f"reading {header.name}")
-        validate(header, as_draft=True)
-        return details_of(header)
+        if not is_trimmed(header):
+            validate(header, as_draft=True)
+            return details_of(header)
+        validate(header, as_draft=True, has_texts=False)
+        shape = trimmed_shape(header)
+        info = info_of(header, shape.n_vocab)
+        return replace(details_of(header), info=info, fingerprint=shape.vocabulary)
 
 
 def _header_if_there_is_room(path: Path) -> GgufFile:
@@ -169,7 +175,7 @@ def _prepared(request: ModelRequest, header: GgufFile) -> PreparedGguf:
     is_its_own_draft = request.target is not None and request.path.samefile(request.target)
     guesses_itself = is_its_own_draft and has_layers(header)
     if is_trimmed(header):
-        from edgespec_runtimes.gguf.trimmed import PreparedTrimmed
+        from edgespec_runtimes.gguf.own_draft.trimmed import PreparedTrimmed
 
         return PreparedTrimmed(request, header)
     if not guesses_itself and not is_head(header):

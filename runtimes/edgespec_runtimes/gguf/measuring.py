@@ -15,8 +15,6 @@ from edgespec.errors import ModelError
 from edgespec.memory.budget import LOADING, PROMPT_BUFFERS, MemoryRow
 from edgespec.memory.heap import allocated_bytes
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
-from edgespec.paging.pager import READERS
-from edgespec.paging.reader import STAGING_BYTES
 from edgespec.registry import GpuMemory, ModelRequest, PreparedModel
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context import contexts, windows
@@ -38,7 +36,6 @@ from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights import row_tables
 from edgespec_runtimes.gguf.weights.mapped_weights import MappedWeights
-from edgespec_runtimes.gguf.weights.nesting import MERGING_BYTES
 from edgespec_runtimes.gguf.weights.offloading import (
     Offloading,
     offloading,
@@ -51,9 +48,6 @@ from edgespec_runtimes.gguf.weights.paged_experts import expert_sizes
 ID_STEP_BYTES = 64 << 10
 """Rounding step of the size of a model without weights and tokenizer: malloc's count differs by a
 few KiB between processes, and all must report the same smallest budget."""
-
-LOWER_BYTES = READERS * (STAGING_BYTES + MERGING_BYTES)
-"""Memory in which the lower bits of nested weights are read and merged."""
 
 
 class MeasuredGguf(PreparedModel):
@@ -142,14 +136,13 @@ class MeasuredGguf(PreparedModel):
         )
         if owner == "draft":
             return needs
-        nested = self._mapped.nested
-        lower_bytes = LOWER_BYTES + nested.sums_bytes if nested else 0
+        lower_bytes = self._mapped.nested.memory_bytes if self._mapped.nested else 0
         return replace(
             needs,
             paged=(
                 MemoryRow(owner, "norms and other small tensors", self._mapped.unpaged_bytes),
                 *((MemoryRow(owner, "copy of what is packed", PIECE_BYTES),) * bool(packed)),
-                *((MemoryRow(owner, "lower bits", lower_bytes),) * bool(nested)),
+                *((MemoryRow(owner, "lower bits", lower_bytes),) * bool(lower_bytes)),
             ),
             cuts=tuple(tuple(group.size for group in groups) for groups in self._mapped.cuts),
             experts=expert_sizes(self._mapped.mixtures),

@@ -24,7 +24,7 @@ from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary, NoTexts
 from edgespec_runtimes.gguf.measuring import MeasuredGguf
 from edgespec_runtimes.gguf.model import GgufModel, Opening
-from edgespec_runtimes.gguf.weights.nested import NestedWeights
+from edgespec_runtimes.gguf.own_draft.nested import NestedWeights
 from edgespec_runtimes.gguf.weights.packing import (
     placement_as_stored,
     rounding_notes,
@@ -49,9 +49,10 @@ class PreparedGguf(MeasuredGguf):
     def nest_in(self, draft: GgufFile) -> NestedWeights | None:
         """Have only the lower bits of what `draft` has the upper ones of read, before `needs`; None
         where weights are not here. Raises ModelError."""
-        if self.gpu_memory is None and not self._choice.is_remote and self.enforced:
-            self._mapped.nested = NestedWeights(draft, self._header)
-        return self._mapped.nested
+        if self.gpu_memory is not None or self._choice.is_remote or not self.enforced:
+            return None
+        self._mapped.nested = nested = NestedWeights(draft, self._header)
+        return nested
 
     def notes(self, plan: MemoryPlan | None = None) -> Sequence[str]:
         """Notes about packing, and the rounding of a target with a draft."""

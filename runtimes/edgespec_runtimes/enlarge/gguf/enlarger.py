@@ -9,8 +9,8 @@ from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
 from edgespec_runtimes.enlarge.gguf.trim import check_trimmable, trim
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.file.trimmed_header import trimmed_bytes
-from edgespec_runtimes.gguf.weights.nested import nested_sizes
+from edgespec_runtimes.gguf.own_draft.nested import nested_sizes
+from edgespec_runtimes.gguf.own_draft.trimmed_header import trimmed_bytes
 
 
 class GgufTool:

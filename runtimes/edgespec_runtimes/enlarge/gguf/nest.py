@@ -18,7 +18,7 @@ from edgespec.files.sampled import sampled_digest
 from edgespec_runtimes.enlarge.gguf.gguf_writer import CHUNK_BYTES, NewModel, pack_pair, read_bytes
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, KINDS, OUTPUT
-from edgespec_runtimes.gguf.weights.nested import (
+from edgespec_runtimes.gguf.own_draft.nested import (
     ALIGNMENT,
     PAIR,
     SOURCE,
@@ -27,7 +27,7 @@ from edgespec_runtimes.gguf.weights.nested import (
     checksums,
     nesting_of,
 )
-from edgespec_runtimes.gguf.weights.nesting import UNIT, Nesting
+from edgespec_runtimes.gguf.own_draft.nesting import UNIT, Nesting
 
 _BYTES = KINDS["I8"]
 _CHUNK_UNITS = 4096

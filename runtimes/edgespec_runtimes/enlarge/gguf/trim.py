@@ -1,4 +1,4 @@
-"""Writes trimmed copies: drafts with only what a draft needs (see `gguf.file.trimmed`).
+"""Writes trimmed copies: drafts with only what a draft needs (see `gguf.own_draft.trimmed`).
 
 Does not choose the quantisation or the tokens of the head.
 """
@@ -29,7 +29,10 @@ from edgespec_runtimes.enlarge.gguf.nest import CannotNest, LowerParts, upper_ro
 from edgespec_runtimes.gguf.file.details import ENLARGED_FROM
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, ValueType, read_header
 from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT
-from edgespec_runtimes.gguf.file.trimmed_header import (
+from edgespec_runtimes.gguf.file.validation import validate
+from edgespec_runtimes.gguf.llama import loading
+from edgespec_runtimes.gguf.own_draft.quantiser import quantise
+from edgespec_runtimes.gguf.own_draft.trimmed_header import (
     NO_TOKENIZER,
     TABLE_ROWS,
     TABLE_TYPE,
@@ -38,9 +41,6 @@ from edgespec_runtimes.gguf.file.trimmed_header import (
     can_be_trimmed,
     has_large_blocks,
 )
-from edgespec_runtimes.gguf.file.validation import validate
-from edgespec_runtimes.gguf.llama import loading
-from edgespec_runtimes.gguf.llama.quantiser import quantise
 
 VOCABULARY_TYPE, NARROW_TYPE = "Q3_K", "Q4_0"
 """Types of embeddings and head: in blocks of 256 elements, and of 32."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from edgespec_runtimes.gguf.llama import abi, ggml
 from edgespec_runtimes.gguf.llama.imports import replaced_import
-from edgespec_runtimes.gguf.llama.pages import NO_HUGE_PAGES, advise, whole_pages
+from edgespec_runtimes.gguf.llama.page_advice import NO_HUGE_PAGES, advise, whole_pages
 from edgespec_runtimes.kit.segmented import ContextSize
 
 _Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)

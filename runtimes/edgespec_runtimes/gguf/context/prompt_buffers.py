@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from edgespec_runtimes.gguf.llama import abi, ggml
 from edgespec_runtimes.gguf.llama.imports import import_entries, put_in
-from edgespec_runtimes.gguf.llama.pages import HUGE_BYTES, NO_HUGE_PAGES, advise
+from edgespec_runtimes.gguf.llama.page_advice import HUGE_BYTES, NO_HUGE_PAGES, advise
 
 _Allocate = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_void_p)
 

@@ -18,7 +18,6 @@ from edgespec_runtimes.gguf.file.heads import (
     obstacle,
     read_states,
 )
-from edgespec_runtimes.gguf.file.trimmed_header import is_trimmed, trimmed_shape
 
 ENLARGED_FROM = "edgespec.enlarged_from"
 """Metadata key of enlarged models with the name of the model that they equal."""
@@ -50,7 +49,7 @@ def details_of(header: GgufFile) -> ModelDetails:
         head=_head(header) if is_head(header) else None,
         own_layers=_own_layers(header),
         files=header.paths,
-        **(_trimmed(header) if is_trimmed(header) else _alone(header)),
+        **_alone(header),
     )
 
 
@@ -70,16 +69,10 @@ def _alone(header: GgufFile) -> dict[str, Any]:
     if not is_head(header) or not missing_matrices(header):
         return {}
     tokens = without_padding(header.token_table())
-    return {"info": _info(header, header.n_vocab), "fingerprint": vocabulary_fingerprint(tokens)}
+    return {"info": info_of(header, header.n_vocab), "fingerprint": vocabulary_fingerprint(tokens)}
 
 
-def _trimmed(header: GgufFile) -> dict[str, Any]:
-    """Info and vocabulary of a trimmed copy, which has no token table."""
-    shape = trimmed_shape(header)
-    return {"info": _info(header, shape.n_vocab), "fingerprint": shape.vocabulary}
-
-
-def _info(header: GgufFile, n_vocab: int) -> ModelInfo:
+def info_of(header: GgufFile, n_vocab: int) -> ModelInfo:
     return ModelInfo(
         name=header.name or header.path.stem,
         architecture=header.architecture,

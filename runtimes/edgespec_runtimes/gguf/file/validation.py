@@ -13,7 +13,6 @@ from edgespec_runtimes.gguf.file.architectures import Trait, check_embeds, check
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, ValueType
 from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.file.layout import NONE
-from edgespec_runtimes.gguf.file.trimmed_header import is_trimmed, trimmed_shape
 
 MAX_LAYERS = 512
 MAX_EXPERTS = 1024
@@ -47,9 +46,12 @@ BYTE_SPELLINGS: dict[str, Callable[[int], set[bytes]]] = {
 """Spellings of byte tokens, for tokenizers that need a token for every byte."""
 
 
-def validate(header: GgufFile, as_draft: bool = False, embeds: bool = False) -> None:
+def validate(
+    header: GgufFile, as_draft: bool = False, embeds: bool = False, has_texts: bool = True
+) -> None:
     """Raise ModelError for a model on which llama.cpp would crash. Only a draft may be a head; with
-    `embeds`, the model must turn texts into vectors instead of writing them."""
+    `embeds`, the model must turn texts into vectors instead of writing them. `has_texts` is False
+    for a draft without a tokenizer."""
     if not header.tensors:
         raise ModelError(f"{header.path} holds no tensors: it is a vocabulary or an empty shell")
     if embeds:
@@ -65,9 +67,7 @@ def validate(header: GgufFile, as_draft: bool = False, embeds: bool = False) -> 
         if isinstance(value, float) and not value >= 0:
             raise _wrong(header, f"{suffix} is {value}")
     _check_tensor_types(header)
-    if is_trimmed(header):
-        trimmed_shape(header)
-    else:
+    if has_texts:
         _check_vocabulary(header, (*TOKENIZERS, *ENCODERS_TOKENIZERS) if embeds else TOKENIZERS)
 
 

@@ -24,7 +24,7 @@ from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import abi, ggml, log, rpc
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
-from edgespec_runtimes.gguf.llama.pages import huge_pages, lazy_mapping
+from edgespec_runtimes.gguf.llama.page_advice import huge_pages, lazy_mapping
 
 SMALL_MODEL_BYTES = 12 << 20
 """Size of weights below which a second thread costs more than it gains."""

@@ -9,16 +9,32 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
+from typing import Protocol
 
 from edgespec.errors import ModelError, setting
+from edgespec.paging.reader import Reader
 from edgespec_runtimes.gguf.context.contexts import ContextShape
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import abi, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.weights import segments
-from edgespec_runtimes.gguf.weights.nested import NestedWeights
 from edgespec_runtimes.gguf.weights.offloading import Offloading
 from edgespec_runtimes.gguf.weights.paged_experts import Mixture, mixtures
+
+
+class LowerBits(Protocol):
+    """Lower bits of the weights, in a file of their own; a draft has the upper ones in memory."""
+
+    path: Path
+    memory_bytes: int
+    """Memory in which they are read and merged."""
+
+    def nest(self, group: segments.WeightGroup) -> segments.WeightGroup:
+        """The group, of which only lower bits are read if they are known."""
+
+    def checked(self, reader: Reader) -> Reader:
+        """A reader of the model's files, and then of that file."""
 
 
 class MappedWeights:
@@ -42,7 +58,7 @@ class MappedWeights:
         self._mapping = mapping
         self._shape = shape
         self._model: loading.Model | None = None
-        self.nested: NestedWeights | None = None
+        self.nested: LowerBits | None = None
         """Weights of which only the lower bits are streamed; set before `cuts` are asked for."""
 
     @cached_property

@@ -20,9 +20,11 @@ from edgespec.concurrency.owning import Closeable
 from edgespec.errors import ModelError, WeightReadError, marked, setting
 from edgespec.files.cache_folder import lower_parts
 from edgespec.files.sampled import sampled_digest
+from edgespec.paging.pager import READERS
 from edgespec.paging.reader import (
     BLOCK_BYTES,
     MERGED_BYTES,
+    STAGING_BYTES,
     DirectReader,
     Extent,
     NestedRun,
@@ -33,8 +35,14 @@ from edgespec.paging.reader import (
 from edgespec.values import NESTED, NestedSizes
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, read_header
 from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT, padded
-from edgespec_runtimes.gguf.file.trimmed_header import MAX_HEAD, can_be_trimmed, head_bytes
-from edgespec_runtimes.gguf.weights.nesting import NESTINGS, UNIT, Nesting, as_stored
+from edgespec_runtimes.gguf.own_draft.nesting import (
+    MERGING_BYTES,
+    NESTINGS,
+    UNIT,
+    Nesting,
+    as_stored,
+)
+from edgespec_runtimes.gguf.own_draft.trimmed_header import MAX_HEAD, can_be_trimmed, head_bytes
 from edgespec_runtimes.gguf.weights.segments import SMALL_BYTES, WeightGroup, extent_of
 
 SOURCE, PAIR = "edgespec.draft.nested_in", "edgespec.draft.pair"
@@ -184,7 +192,9 @@ class NestedWeights:
     def __init__(self, draft: GgufFile, target: GgufFile) -> None:
         """Raises ModelError if the lower parts are damaged, or those of another file."""
         lower, self._lower_sums, self._upper_sums = _opened_lower(draft, target)
-        self.path, self.sums_bytes = lower.path, self._lower_sums.nbytes + self._upper_sums.nbytes
+        self.path = lower.path
+        sums_bytes = self._lower_sums.nbytes + self._upper_sums.nbytes
+        self.memory_bytes = READERS * (STAGING_BYTES + MERGING_BYTES) + sums_bytes
         self._file_index = len(target.paths)
         self._matrices: dict[str, _Matrix] = {}
         for entry in target.tensors:

@@ -26,13 +26,13 @@ from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context.rows import Rows
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.layout import EMBEDDINGS
-from edgespec_runtimes.gguf.file.trimmed_header import TrimmedShape, trimmed_shape
 from edgespec_runtimes.gguf.kernels.packer import Packer
 from edgespec_runtimes.gguf.llama import abi, ggml
 from edgespec_runtimes.gguf.model import GgufModel, Opening
+from edgespec_runtimes.gguf.own_draft.nested import NestedWeights, is_nested
+from edgespec_runtimes.gguf.own_draft.trimmed_header import TrimmedShape, trimmed_shape
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from edgespec_runtimes.gguf.weights import row_tables
-from edgespec_runtimes.gguf.weights.nested import NestedWeights, is_nested
 from edgespec_runtimes.gguf.weights.packing import packed_fields
 from edgespec_runtimes.gguf.weights.row_tables import RowTable
 from edgespec_runtimes.gguf.weights.segments import (
