@@ -3,16 +3,15 @@ within the plan, and without a trace in the logits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel
-from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf import measuring, runtime
 from edgespec_runtimes.gguf.file.architectures import Trait, names_with
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.model import GgufModel
@@ -23,14 +22,16 @@ from features_contract import (
     Received,
     logits_of_a_tree,
 )
-from gguf_files import tiny_llama
+from gguf_files import STRING, Tensor, tiny_llama
 from head_cases import head_request
 from paging_contract import load_paged
 from port_calls import prefill
 from zoo_files import write_model
-from zoo_species import Species, all_species
+from zoo_species import all_species
 
 LAYERS = (1, 2, 3)
+WITHOUT_NODES = ("nemotron_h", "nemotron_h_moe")
+"""Architectures whose graphs give inputs and do not name the nodes."""
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +39,32 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(layers=4).write(tmp_path_factory.mktemp("features") / "target.gguf")
 
 
+@pytest.fixture(scope="module")
+def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """README's model has this architecture, whose graph gives no inputs."""
+    model = tiny_llama(layers=4, heads=2, kv_heads=1)
+    model.metadata = {
+        key.replace("llama.", "qwen2."): value for key, value in model.metadata.items()
+    }
+    model.metadata["general.architecture"] = (STRING, "qwen2")
+    for layer in range(4):
+        for name, width in (("q", 64), ("k", 32), ("v", 32)):
+            bias = Tensor(f"blk.{layer}.attn_{name}.bias", (width,), 0, bytes(4 * width))
+            model.tensors.append(bias)
+    return model.write(tmp_path_factory.mktemp("features") / "qwen2.gguf")
+
+
 def prepare(path: Path, n_slots: int = 1) -> PreparedGguf:
     request = head_request(path, "target", batch_size=8, n_slots=n_slots)
     return runtime.prepare(request)
+
+
+@contextmanager
+def copied() -> Iterator[None]:
+    """In the block, graphs count as giving no features themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "gives_inputs", lambda architecture: False)
+        yield
 
 
 def open_resident(
@@ -84,6 +108,24 @@ class TestAPagedTargetGivesFeatures(FeaturesContract):
         return lambda: open_paged(path)
 
 
+class TestFeaturesOfAQwen2AreCopiedFromItsNodes(FeaturesContract):
+    layers = LAYERS
+    atol = 1e-3
+
+    @pytest.fixture
+    def model_factory(self, qwen2: Path) -> Callable[[], LanguageModel]:
+        return lambda: open_resident(qwen2)
+
+
+@pytest.mark.slow
+class TestFeaturesOfAPagedQwen2AreCopiedFromItsNodes(FeaturesContract):
+    layers = LAYERS
+
+    @pytest.fixture
+    def model_factory(self, qwen2: Path) -> Callable[[], LanguageModel]:
+        return lambda: open_paged(qwen2)
+
+
 class TestTheFirstOfSeveralTextsGivesFeatures(FeaturesContract):
     layers = LAYERS
     atol = 1e-3
@@ -100,32 +142,39 @@ class TestTheFirstOfSeveralTextsGivesFeatures(FeaturesContract):
         for name in names_with(Trait.SHOWS_INPUTS)
     ],
 )
-def test_the_graph_gives_the_input_of_a_layer(architecture: str, tmp_path: Path) -> None:
+def test_nodes_have_the_same_bits_as_what_the_graph_gives(
+    architecture: str, tmp_path: Path
+) -> None:
     species = next(one for one in all_species() if one.architecture == architecture)
-    path = write_model(tmp_path / "target.gguf", species)
+    path, found = write_model(tmp_path / "target.gguf", species), []
     header = read_header(path)
     n_values = header.integer(header.key("embedding_length"), 0)
-    received = Received()
-    with closing(open_resident(path, layers=(1,), n_values=n_values)) as model:
-        model.give_features((1,), received)
-        prefill(model, TOKENS[:8])
-    assert received.rows.any(axis=-1).all()
+    for how in (nullcontext(), *([copied()] if architecture not in WITHOUT_NODES else [])):
+        received = Received()
+        with how, closing(open_resident(path, layers=(1,), n_values=n_values)) as model:
+            model.give_features((1,), received)
+            prefill(model, TOKENS[:8])
+        found.append(received.rows)
+    assert np.array_equal(found[0], found[-1])
+    assert found[0].any(axis=-1).all()
 
 
-def test_a_graph_that_shows_none_is_refused(tmp_path: Path) -> None:
-    """llama.cpp would end the process."""
-    with closing(prepare(write_model(tmp_path / "target.gguf", Species("gemma2")))) as prepared:
-        width = prepared._header.embedding_length
-        with pytest.raises(ModelError, match="graph of gemma2 does not show them"):
-            prepared.offer_features((1,), width)
-
-
-def test_asking_changes_no_logit(path: Path) -> None:
+@pytest.mark.parametrize("how", [nullcontext, copied])
+def test_asking_changes_no_logit(
+    path: Path, how: Callable[[], AbstractContextManager[None]]
+) -> None:
     rows = []
     for gives in (True, False):
-        with closing(open_resident(path, gives=gives)) as model:
+        with how(), closing(open_resident(path, gives=gives)) as model:
             rows.append(logits_of_a_tree(model, LAYERS if gives else ()))
     assert np.array_equal(*rows)
+
+
+def test_a_resident_model_whose_graph_gives_them_has_no_callback(path: Path) -> None:
+    """A callback is asked about every node, which takes longer than all of a small model's
+    overhead."""
+    with closing(open_resident(path)) as model:
+        assert model._tap is not None and model._tap.callback is None
 
 
 def test_the_plan_has_a_row_for_them_only_if_they_are_asked_for(path: Path) -> None:

@@ -208,14 +208,18 @@ class MeasuredGguf(PreparedModel):
             # the first layer's input, the embeddings, is not available
             read = ", ".join(map(str, layers))
             reason = f"the head reads layers {read} of 1 to {n_layers - 1}"
-        elif not self._shows_its_end(layers) and not gives_inputs(self._header.architecture):
-            reason = f"llama.cpp's graph of {self._header.architecture} does not show them"
         if reason:
             raise ModelError(
                 f"{self._info.name} cannot give the inputs of its layers to this head ({reason}): "
                 "name a head that was trained for this model, or another draft"
             )
         self.feature_layers = tuple(layers)
+
+    @property
+    def gives_features(self) -> bool:
+        """True if llama.cpp's graph gives the inputs of `feature_layers` itself."""
+        is_end = self._shows_its_end(self.feature_layers)
+        return is_end or gives_inputs(self._header.architecture)
 
     def _shows_its_end(self, layers: Sequence[int]) -> bool:
         """True if `layers` is the input of the model's own prediction layers."""
@@ -316,6 +320,8 @@ class MeasuredGguf(PreparedModel):
             return ()
         width = self._header.integer(self._header.key("embedding_length"), 0)
         n_layers = len(self.feature_layers)
-        # the graph holds all rows of a pass and llama.cpp a copy; nodes may be committed after it
-        nbytes = 4 * n_layers * width * (2 * shape.largest_batch + shape.n_outputs)
+        # the graph holds all rows, and llama.cpp a copy
+        n_rows = shape.largest_batch * (1 + self.gives_features)
+        # those of a pass, and of the nodes that may be committed after it
+        nbytes = 4 * n_layers * width * (n_rows + shape.n_outputs)
         return (MemoryRow("target", f"features ({n_layers} layers)", nbytes),)

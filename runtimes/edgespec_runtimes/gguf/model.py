@@ -80,6 +80,11 @@ class GgufModel(KeptTexts):
         self._model, self._shape, self._weights = model, shape, weights
         self._trace = OFF if prepared.is_draft else prepared.request.trace
         callback = weights.callback if weights else None
+        if layers := prepared.feature_layers:
+            sizes, inner = (shape.largest_batch, model.n_embd), weights.on_node if weights else None
+            how = inner, prepared.gives_features
+            self._tap = FeatureTap(layers, model.n_layers, sizes, *how)
+            callback = self._tap.callback or callback
         self._kernels = InvariantKernels(
             prepared.invariant_types,
             (shape.cache_type_k, shape.cache_type_v),
@@ -91,9 +96,8 @@ class GgufModel(KeptTexts):
         with self._kernels.creating(weights.backends if weights else ()):
             self._context: Any = contexts.new_context(model, shape, callback, prepared.stop, caches)
         self._windows = windows if windows and windows.is_active else None
-        if layers := prepared.feature_layers:
-            sizes = shape.largest_batch, model.n_embd
-            self._tap = FeatureTap(self._context, layers, model.n_layers, sizes)
+        if self._tap is not None:
+            self._tap.begin(self._context)
         n_branches = shape.n_branches - 1
         spare = shape.n_slots + n_branches + (shape.tile > 1)
         self._memory = LlamaMemory(self._context, spare, caches, is_hybrid=model.is_hybrid)
@@ -350,7 +354,7 @@ class GgufModel(KeptTexts):
         n_rows, begun_s = len(rows.tokens), time.perf_counter()
         try:
             if self._tap is not None:
-                self._tap.begin_pass()
+                self._tap.begin_pass(n_rows)
             if self._weights:
                 self._weights.begin_pass(n_rows, on_segment)
             with self._kernels:
