@@ -218,7 +218,7 @@ MOST_LINES = {
     "chat": 1399,
     "cli": 4584,
     "completions": 3766,
-    "concurrency": 514,
+    "concurrency": 511,
     "diagnosis": 480,
     "engine": 4088,
     "enlarge": 953,
@@ -231,11 +231,11 @@ MOST_LINES = {
     "models": 740,
     "onnx": 7985,
     "paging": 1900,
-    "ports": 532,
+    "ports": 526,
     "rules": 952,
     "server": 2049,
     "session": 2226,
-    "settings": 965,
+    "settings": 956,
     "state": 589,
 }
 """Lines of folders, which only fall."""

@@ -126,7 +126,6 @@ def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
         settings.setdefault("lookup", False)
     if settings.get("draft") is None and settings.get("lookup") is False:
         _drop(DRAFTING & config.keys() - flags.keys(), settings, notes)
-        settings["no_draft"] = True
     load = _validated(settings, LoadSettings, names)
     generate = _validated(settings, GenerateSettings, names)
     if load.draft == OWN_DRAFT:

@@ -150,10 +150,7 @@ def close_forgotten(owner: object, close: Callable[[], None]) -> None:
     The garbage collector runs in any thread, even in callbacks of native calls, where waiting for a
     lock or a thread may deadlock. At the end of the process nothing is closed.
     """
-    try:
-        name = type(owner).__name__
-        message = f"a {name} was never closed: use `with`, or its close()"
-        warnings.warn(message, ResourceWarning, stacklevel=3, source=owner)
-    finally:
-        if not sys.is_finalizing():
-            threading.Thread(target=close, name="edgespec-close").start()
+    if not sys.is_finalizing():
+        threading.Thread(target=close, name="edgespec-close").start()
+    message = f"a {type(owner).__name__} was never closed: use `with`, or its close()"
+    warnings.warn(message, ResourceWarning, stacklevel=3, source=owner)

@@ -36,13 +36,7 @@ class ChatFormat:
             return self.templates[FOR_TOOLS]
         if DEFAULT in self.templates:
             return self.templates[DEFAULT]
-        if self.templates:
-            names = ", ".join(sorted(self.templates))
-            raise ModelError(
-                f"{model} has chat templates ({names}) and none of them is its default: give one "
-                f"with {setting.use_chat_template}"
-            )
         raise ModelError(
-            f"{model} has no chat template: it continues text and was not trained to converse; "
-            f"use `edgespec generate`, or give a template with {setting.use_chat_template}"
+            f"{model} has no chat template by default: it continues text and was not trained to "
+            f"converse; use `edgespec generate`, or give one with {setting.use_chat_template}"
         )

@@ -315,15 +315,6 @@ class GenerateSettings(Sampling, Speculation, ContextEnd):
         given = self.model_dump(include=Sampling.model_fields.keys() & self.model_fields_set)
         return SamplingParams.model_validate({**(otherwise or {}), **given, "seed": seed})
 
-    @model_validator(mode="after")
-    def _applies(self) -> Self:
-        if self.no_draft and not self.lookup:
-            idle = sorted(DRAFTING & self.model_fields_set)
-            if idle:
-                said = f"{getattr(setting, idle[0])} has no effect without a draft"
-                raise UsageError(f"{said}: leave it out")
-        return self
-
 
 DRAFTING = frozenset(Speculation.model_fields.keys() - {"lookup"})
 """Settings of GenerateSettings that mean nothing where nothing guesses."""

@@ -107,14 +107,6 @@ def test_load_settings_refuse(settings: dict[str, Any], message: str):
             {"fallback": "fix"},
             "fallback = fix in a --config file: it must be 'marginal', 'llmcad'",
         ),
-        (
-            {"no_draft": True, "pacer": "llmcad"},
-            "pacer in a --config file has no effect without a draft",
-        ),
-        (
-            {"no_draft": True, "no_overlap": True},
-            "no-overlap in a --config file has no effect without",
-        ),
     ],
 )
 def test_generate_settings_refuse(settings: dict[str, Any], message: str):
@@ -253,11 +245,6 @@ def test_a_file_is_refused_with_its_name(tmp_path: Path, text: str, message: str
             GenerateSettings,
             {"stop": [""]},
             "stop in t.toml: String should have",
-        ),
-        (
-            GenerateSettings,
-            {"no_draft": True, "pacer": "llmcad"},
-            "pacer in t.toml has no effect without a draft",
         ),
     ],
 )
