@@ -205,7 +205,7 @@ class _Opening(ExitStack):
             who = f"the head {info.name}" if info.reads_features else models.target.info.name
             waiting = f"{setting.n_parallel(settings.n_parallel)} waits in line"
             notes.append(f"{who} serves one text at a time: {waiting}")
-        guesses = settings.draft is not None or rules.lookup is not None or plan.looks_up
+        guesses = settings.draft is not None or rules.lookup or plan.looks_up
         if rules.of_guesses and not guesses:
             given = " and ".join(getattr(setting, name) for name in rules.of_guesses)
             notes.append(
