@@ -22,8 +22,8 @@ from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.ports import Progress
 from edgespec.registry import ModelRequest, PreparedModel, Runtime
 from edgespec.settings import options
+from edgespec.settings.config import read_config
 from edgespec.settings.options import Flag, RuntimeOptions
-from edgespec.settings.toml_file import read_config
 from edgespec.values import ModelDetails
 from fake_model import FakeModel, FakeVocabulary, fixed_text
 from prepared_contract import PreparedContract

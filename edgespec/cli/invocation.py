@@ -34,10 +34,10 @@ from edgespec.settings.config import (
     LoadSettings,
     SamplingParams,
     ServerSettings,
+    read_config,
 )
 from edgespec.settings.options import option_names
 from edgespec.settings.parsing import OWN_DRAFT, SELF
-from edgespec.settings.toml_file import read_config
 from edgespec.tracing.spans import OFF, Trace
 
 S = TypeVar("S", bound=Settings)

@@ -163,7 +163,7 @@ def what_if(
     weights = _Weights.of(model)
     speed = Speed(disk_bytes_per_s, n_threads)
     plan = plan_models(budget_bytes, PROCESS_BYTES, weights.needs(ctx_size))
-    alone_s = 1 / strategy.alone(plan, weights.used_bytes).rates(speed)[0]
+    alone_s = 1 / Strategy(plan, weights.used_bytes).rates(speed)[0]
     n_batches = -(-PROMPT_TOKENS // plan.batch_size)
     reading_s = n_batches * plan.expected_bytes(plan.batch_size) / disk_bytes_per_s
     operations = 2 * (8 * weights.used_bytes / weights.bits) * PROMPT_TOKENS

@@ -102,7 +102,7 @@ class Strategy:
     plan: MemoryPlan
     weight_bytes: int
     """Weights that a pass over one token computes with."""
-    guessing: Guessing
+    guessing: Guessing = ALONE
     draft: str = ""
     """Kind of draft."""
     draft_bytes: int = 0
@@ -153,11 +153,6 @@ def buffer_bytes(plan: MemoryPlan) -> int:
 # Candidates
 
 
-def alone(plan: MemoryPlan, weight_bytes: int) -> Strategy:
-    """A target that nothing guesses for."""
-    return Strategy(plan, weight_bytes, ALONE)
-
-
 def beside(plan: MemoryPlan, weight_bytes: int, draft: str, file_bytes: int) -> Strategy:
     """The target with a usual draft, for which weights pinned under the `plan` give memory up."""
     draft_bytes = file_bytes + buffer_bytes(plan)
@@ -204,7 +199,7 @@ def own_draft(
     on code."""
     speed, weight_bytes = Speed(disk_bytes_per_s), _used_bytes(plan)
     best = fastest(own_drafts(plan, weight_bytes, trimmed_bytes, nested), speed)
-    without, _ = alone(plan, weight_bytes).rates(speed)
+    without, _ = Strategy(plan, weight_bytes).rates(speed)
     return best if best and max(best.rates(speed)) >= MIN_SPEEDUP * without else None
 
 

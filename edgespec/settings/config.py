@@ -1,10 +1,11 @@
-"""Validated settings of loading, of generating and of a server.
+"""Validated settings of loading, of generating and of a server, and files of them.
 
 Knows names and ranges; opens no model and measures no memory.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from functools import cached_property
 from math import inf
@@ -22,12 +23,14 @@ from pydantic import (
 
 from edgespec.errors import UsageError, setting
 from edgespec.files import cache_folder, gguf_names
-from edgespec.settings.base import HIDDEN, Flag, Settings
+from edgespec.files.regular import read_regular
+from edgespec.settings.base import HIDDEN, Flag, Settings, expanded, key_of, nearest
 from edgespec.settings.options import RuntimeOptions, declared, option_names
 from edgespec.settings.parsing import (
     MAX_BIAS,
     MAX_PORT,
     MAX_TEXTS,
+    SELF,
     biases,
     budget,
     disk_size,
@@ -47,6 +50,12 @@ INT32_MAX = (1 << 31) - 1
 DAY_S = 24 * 3600
 USUAL_DRAFT_MAX = 48
 """Guesses that one pass verifies, at most, where no plan says otherwise."""
+MAX_CONFIG_BYTES = 1 << 20
+NO_SETTING = (
+    ": keys are settings of models, texts and the server, other flags such as --prompt stand on "
+    "the command line"
+)
+"""Advice about a key that resembles none."""
 MAX_DRAFTED = 1024
 """Most nodes of one pass, whose buffers grow with them."""
 
@@ -358,3 +367,34 @@ class ServerSettings(Settings):
     once."""
     log_json: bool = False
     """Log each request as a JSON object on one line."""
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Settings of a TOML file, by their Python names.
+
+    A key is a setting's name or its long flag's, with `-` or `_`; all are at the top level. Paths
+    are relative to the file. Raises UsageError for what is no TOML and for unknown keys.
+    """
+    try:
+        content = tomllib.loads(read_regular(path, MAX_CONFIG_BYTES).decode("utf-8-sig"))
+    except OSError as error:
+        raise UsageError(f"--config {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"--config {path}: not TOML: {error}") from error
+    known = LoadSettings.known() | GenerateSettings.known() | ServerSettings.known()
+    names = {key_of(name): name for name in known}
+    names |= {name.replace("_", "-"): name for name in known}
+    settings = {}
+    for key, value in content.items():
+        name = names.get(key.replace("_", "-"))
+        if name is None:
+            advice = nearest(key, names) or NO_SETTING
+            raise UsageError(f"--config {path}: unknown key {key!r}{advice}")
+        if name in settings:
+            raise UsageError(f"--config {path}: {key!r} is given twice, under two spellings")
+        is_path = name in _PATHS and isinstance(value, str) and (name, value) != ("draft", SELF)
+        settings[name] = path.parent / expanded(value) if is_path and value else value
+    return settings
+
+
+_PATHS = frozenset({"model", "draft", "prompt_cache", "api_key_file", "admin_key_file"})

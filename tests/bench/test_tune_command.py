@@ -25,8 +25,7 @@ from edgespec.cli.invocation import settings_from
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError
 from edgespec.models.embedded import embedded_pair
-from edgespec.settings.config import LoadSettings
-from edgespec.settings.toml_file import read_config
+from edgespec.settings.config import LoadSettings, read_config
 from test_end_to_end import edgespec
 
 A, B = (BenchDraft(Path(f"{name}.gguf"), name) for name in "ab")

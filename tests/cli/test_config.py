@@ -20,8 +20,8 @@ from edgespec.settings.config import (
     GenerateSettings,
     LoadSettings,
     Speculation,
+    read_config,
 )
-from edgespec.settings.toml_file import read_config
 from edgespec.settings.units import parse_size
 
 

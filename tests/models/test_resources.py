@@ -14,8 +14,7 @@ from edgespec.models.embedded import (
     models_folder,
     preset_names,
 )
-from edgespec.settings.config import GenerateSettings, LoadSettings
-from edgespec.settings.toml_file import read_config
+from edgespec.settings.config import GenerateSettings, LoadSettings, read_config
 
 SHA256 = "ab" * 32
 MANIFEST = f"""\

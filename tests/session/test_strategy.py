@@ -10,7 +10,6 @@ from edgespec.session.strategy import (
     Guessing,
     Speed,
     Strategy,
-    alone,
     beside,
     fastest,
     own_draft,
@@ -68,7 +67,7 @@ def test_what_does_not_fit_is_no_candidate() -> None:
 
 
 def test_a_slow_disk_gains_more_than_a_fast_one() -> None:
-    without = alone(plan(900), 1800 * MIB)
+    without = Strategy(plan(900), 1800 * MIB)
 
     def gain(disk: float) -> float:
         made = own_draft(plan(900), sizes, disk)
@@ -95,13 +94,13 @@ def test_the_bytes_of_copies_that_pinned_weights_replace_pin_more() -> None:
 
 def test_the_fastest_candidate_is_chosen() -> None:
     """Passes that read 1600, 1500 and 1300 MiB for one token each."""
-    some = [alone(plan(mib), 1800 * MIB) for mib in (350, 450, 650)]
+    some = [Strategy(plan(mib), 1800 * MIB) for mib in (350, 450, 650)]
     assert fastest(some, SPEED) is some[2]
     assert fastest([], SPEED) is None
 
 
 def test_a_draft_whose_steps_take_longer_than_it_saves_is_slower_than_none() -> None:
-    without = alone(plan(900), 1800 * MIB)
+    without = Strategy(plan(900), 1800 * MIB)
     drafted = beside(plan(900), 1800 * MIB, "draft", 400 * MIB)
     poor = replace(drafted, guessing=Guessing((1.1, 1.2), 10, 3.0))
     assert best([poor, without]) is without
