@@ -159,22 +159,20 @@ def _with_null(turn: Turn) -> Turn:
 
 def _one_call_each(turns: Sequence[Turn]) -> list[Turn]:
     """The turns with several calls at once as several turns, each before its result."""
-    groups: list[list[Turn]] = []
+    groups: list[tuple[Any, list[Turn]]] = []  # the id of a call, and its turn with its results
     begin = 0
     for turn in turns:
         if turn["role"] == "tool" and groups:
             told = turn.get("tool_call_id")
-            min(groups[begin:], key=lambda group: (_id(group[0]) != told, len(group))).append(turn)
+            _, group = min(groups[begin:], key=lambda group: (group[0] != told, len(group[1])))
+            group.append(turn)
         else:
             begin, bare = len(groups), _turn(turn["role"], "")
-            calls = enumerate(turn.get("tool_calls", ()))
-            split = [(bare if place else turn) | {"tool_calls": [call]} for place, call in calls]
-            groups += [[one] for one in split or [turn]]
-    return [turn for group in groups for turn in group]
-
-
-def _id(turn: Turn) -> Any:
-    return turn.get("tool_calls", [{}])[0].get("id")
+            for n, call in enumerate(turn.get("tool_calls", ())):
+                groups.append((call.get("id"), [(bare if n else turn) | {"tool_calls": [call]}]))
+            if begin == len(groups):
+                groups.append((None, [turn]))
+    return [turn for _, group in groups for turn in group]
 
 
 def _with_short_ids(turn: Turn) -> Turn:
@@ -218,8 +216,7 @@ def complete_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         parameters = dict(function.get("parameters") or {"type": "object"})
         if parameters.get("type") == "object":
             parameters.setdefault("properties", {})
-        description = function.get("description") or ""
-        function |= {"description": description, "parameters": parameters}
+        function |= {"description": function.get("description") or "", "parameters": parameters}
         completed.append(dict(tool) | {"function": function} if "function" in tool else function)
     return completed
 

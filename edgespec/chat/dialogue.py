@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ class Dialogue:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The messages for a chat template, without forgotten ones."""
-        return [*self._head, *self.turns[self.n_forgotten :]]
+        head = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*head, *self.turns[self.n_forgotten :]]
 
     def forget(self) -> bool:
         """Forget the user's first message and its answers; False if it is the only one."""
@@ -38,10 +39,6 @@ class Dialogue:
         if asked is not None:
             self.n_forgotten = asked
         return asked is not None
-
-    @property
-    def _head(self) -> list[dict[str, Any]]:
-        return [] if self.system is None else [{"role": "system", "content": self.system}]
 
     def reset(self) -> None:
         """Remove all messages except the system message."""
@@ -53,7 +50,8 @@ class Dialogue:
 
         Raises UsageError if `path` cannot be written, or is anything but a conversation.
         """
-        content = json.dumps({"messages": [*self._head, *self.turns]}, ensure_ascii=False, indent=1)
+        messages = replace(self, n_forgotten=0).messages
+        content = json.dumps({"messages": messages}, ensure_ascii=False, indent=1)
         with named(f"{path} cannot be written"):
             if path.exists():
                 Dialogue().load(path)

@@ -116,7 +116,8 @@ class ChatPrompts:
     def _compiled(self, source: str) -> ChatTemplate:
         with extras.needed(_EXTRA, _WHY):
             from edgespec.chat.template import ChatTemplate
-        template = ChatTemplate(source, self._format)
+        known, tokens = self._format.special_tokens, self._format.control_tokens
+        template = ChatTemplate(source, known, tokens, self._format.added_tokens)
         if not template.shows_messages():
             raise ModelError(
                 "the chat template shows no message, so that every question would get one answer: "

@@ -25,16 +25,13 @@ class Marks:
     """Text that ends reasoning; empty: the end mark on a line of its own."""
 
 
+_FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
 _SLASHED = ("<think>", "<thinking>", "<seed:think>", "[THINK]", "<mm:think>")
 KNOWN_MARKS = (
     *(Marks(begin, f"{begin[0]}/{begin[1:]}") for begin in _SLASHED),
     Marks("<|START_THINKING|>", "<|END_THINKING|>"),
     Marks("<|channel>thought", "<channel|>", "\n<channel|>"),
-    Marks(
-        "<|channel|>analysis",
-        "<|end|>",
-        "<|end|><|start|>assistant<|channel|>final<|message|>",
-    ),
+    Marks("<|channel|>analysis", "<|end|>", _FINAL),
 )
 
 

@@ -159,12 +159,10 @@ class _LimitedCode(CodeGenerator):
         is_part = isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
         kinds = nodes.List | nodes.Tuple | nodes.Dict | nodes.Compare | nodes.Concat
         is_made = is_part or isinstance(node, kinds)
-        if is_made and getattr(node, "ctx", "load") == "load":
-            self.write("environment.made(")
-            super().visit(node, *args, **kwargs)
-            self.write(")")
-        else:
-            super().visit(node, *args, **kwargs)
+        is_made = is_made and getattr(node, "ctx", "load") == "load"
+        self.write("environment.made(" * is_made)
+        super().visit(node, *args, **kwargs)
+        self.write(")" * is_made)
 
 
 class _GenerationBlocks(Extension):

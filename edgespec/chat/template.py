@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jinja2.exceptions import TemplateSyntaxError
@@ -24,7 +24,6 @@ from edgespec.chat.reasoning import marks_of
 from edgespec.chat.render_limits import RenderingLimits, TemplateLimitError
 from edgespec.chat.sandbox import ChatEnvironment, strftime_now
 from edgespec.errors import ModelError, setting
-from edgespec.ports.chat_format import ChatFormat
 
 MAX_SOURCE_CHARACTERS = 1 << 20
 
@@ -32,23 +31,29 @@ MAX_SOURCE_CHARACTERS = 1 << 20
 class ChatTemplate:
     """Renders conversations. Thread-safe; renderings run one at a time.
 
-    `source` is Jinja as in `tokenizer_config.json`; the special tokens of `chat_format` are its
-    variables, only it may write the control tokens, and likewise the added tokens that it contains.
-    Raises ModelError for a template that cannot be compiled.
+    `source` is Jinja as in `tokenizer_config.json`, `special_tokens` are its variables `bos_token`
+    and so on. Only the template may write `control_tokens`, and those of `added_tokens` that it
+    contains. Raises ModelError for a template that cannot be compiled.
     """
 
-    def __init__(self, source: str, chat_format: ChatFormat) -> None:
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str] | None = None,
+        control_tokens: Iterable[str] = (),
+        added_tokens: Iterable[str] = (),
+    ) -> None:
         if len(source) > MAX_SOURCE_CHARACTERS:
             raise ModelError(
                 f"the chat template has {len(source):,} characters, more than "
                 f"{MAX_SOURCE_CHARACTERS:,}: give another with {setting.use_chat_template}"
             )
         self.source = source
-        self._special_tokens = chat_format.special_tokens
+        self._special_tokens = special_tokens or {}
         # marks such as <|User|>, not words and blanks that were added to a vocabulary
-        added = [t for t in chat_format.added_tokens if re.match(r"[<\[].*[>\]]$", t, re.DOTALL)]
+        added = [t for t in added_tokens if re.match(r"[<\[].*[>\]]$", t, re.DOTALL)]
         turn_marks = {token for token in added if token in source}
-        self._control = ControlTexts({*chat_format.control_tokens, *turn_marks})
+        self._control = ControlTexts({*control_tokens, *turn_marks})
         self.marks = marks_of(source)
         reasoning = {self.marks.begin, self.marks.end} if self.marks else set()
         # marks that messages of a role may contain
@@ -70,6 +75,10 @@ class ChatTemplate:
         TemplateLimitError."""
         asked = [{"role": "user", "content": "Hello"}]
         return any(shown(asked, with_tools, self._rendered)[0] for with_tools in (False, True))
+
+    def render(self, *conversation: Any, **variables: Any) -> str:
+        """The text of `pieces`, whose arguments it takes."""
+        return "".join(self.pieces(*conversation, **variables))
 
     def pieces(
         self,

@@ -8,7 +8,6 @@ import pytest
 from edgespec.chat import render_limits
 from edgespec.chat.template import ChatTemplate
 from edgespec.errors import ModelError
-from edgespec.ports.chat_format import ChatFormat
 
 CHATML = """\
 {%- for message in messages %}
@@ -24,8 +23,9 @@ TOOL = {
 
 
 def render(source: str, messages=HELLO, **variables) -> str:
-    known = ChatFormat(special_tokens={"bos_token": "<s>", "eos_token": "</s>"})
-    return "".join(ChatTemplate(source, known).pieces(messages, **variables))
+    return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(
+        messages, **variables
+    )
 
 
 def test_a_conversation_becomes_the_text_that_the_model_was_trained_on():
@@ -199,8 +199,9 @@ def test_no_value_grows_without_end_by_its_parts(source):
 
 def test_loops_in_an_expression_are_stopped_in_time(monkeypatch):
     monkeypatch.setattr(render_limits, "MAX_SECONDS", 0.05)
+    template = ChatTemplate("{{ range(9999) | select('in', range(99999) | list | sort) | list }}")
     with pytest.raises(ModelError, match=r"0\.05"):
-        render("{{ range(9999) | select('in', range(99999) | list | sort) | list }}")
+        template.render([{"role": "user", "content": "Hello"}])
 
 
 @pytest.mark.parametrize(
@@ -226,7 +227,7 @@ def test_what_grows_in_ways_of_its_own_is_not_offered(use):
 
 def test_a_template_of_megabytes_is_refused():
     with pytest.raises(ModelError, match=r"1,048,577 characters"):
-        ChatTemplate(" " * (1 + (1 << 20)), ChatFormat())
+        ChatTemplate(" " * (1 + (1 << 20)))
 
 
 def test_tools_calls_and_results_are_text_where_the_template_does_not_know_them():

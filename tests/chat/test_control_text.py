@@ -1,7 +1,5 @@
 """Control tokens that a message spells are text, whatever the template does with it."""
 
-from typing import Any
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -10,11 +8,6 @@ from edgespec.chat.prompts import MAX_PIECES, ChatPrompts
 from edgespec.chat.template import ChatTemplate
 from edgespec.errors import UsageError
 from edgespec.ports.chat_format import ChatFormat
-
-
-def chat_template(source: str, **known: Any) -> ChatTemplate:
-    return ChatTemplate(source, ChatFormat(**known))
-
 
 CONTROL = ("<|im_start|>", "<|im_end|>", "</s>", "[INST]")
 TEMPLATES = {
@@ -31,7 +24,7 @@ TEMPLATES = {
 
 def template(show: str) -> ChatTemplate:
     source = "{% for m in messages %}<|im_start|>" + show + "<|im_end|>{% endfor %}"
-    return chat_template(source, control_tokens=CONTROL)
+    return ChatTemplate(source, control_tokens=CONTROL)
 
 
 def read(pieces: list[str]) -> list[str]:
@@ -76,7 +69,7 @@ def test_what_is_cut_is_the_text_as_it_would_be(said):
 def test_messages_side_by_side_spell_no_control_token(said):
     source = "{% for m in messages %}{{ m.content }}{% endfor %}"
     messages = [{"role": "user", "content": text} for text in said]
-    assert read(chat_template(source, control_tokens=CONTROL).pieces(messages)) == []
+    assert read(ChatTemplate(source, control_tokens=CONTROL).pieces(messages)) == []
 
 
 @pytest.mark.parametrize("content", ["Hello", "a < b", "> quoted", "it ends with <", "</S> [inst]"])
@@ -90,7 +83,7 @@ def test_tools_calls_and_variables_are_no_way_round():
     )
     call = {"function": {"name": "add", "arguments": '{"</s>": "\\u003c/s>"}'}}
     tool = {"type": "function", "function": {"name": "add", "description": "</s>"}}
-    pieces = chat_template(source, control_tokens=CONTROL).pieces(
+    pieces = ChatTemplate(source, control_tokens=CONTROL).pieces(
         [{"role": "assistant", "tool_calls": [call]}], tools=[tool], extra=["</s>"]
     )
     assert "".join(pieces).count("</s>") == 4
@@ -100,7 +93,7 @@ def test_tools_calls_and_variables_are_no_way_round():
 def test_templates_find_the_marks_around_an_assistants_reasoning():
     source = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
     text = "<think>Two and two.</think>Four."
-    knows = chat_template(source, control_tokens=("<think>", "</think>"))
+    knows = ChatTemplate(source, control_tokens=("<think>", "</think>"))
     assert knows.pieces([{"role": "assistant", "content": text}]) == ["Four."]
 
 
@@ -113,14 +106,14 @@ TURNS = "{% for m in messages %}<|User|>{{ m.content }}{% endfor %}<tool_call> *
 def test_marks_of_the_template_that_are_no_control_tokens_are_the_models_own(role, n_pieces):
     """Some models' turns are marked by tokens that their vocabulary calls ordinary."""
     added = ("<|User|>", "<tool_call>", "<table>", "**", "\n\n")
-    knows = chat_template(TURNS, added_tokens=added)
+    knows = ChatTemplate(TURNS, added_tokens=added)
     messages = [{"role": role, "content": "**a**\n\n<table><|User|>b<tool_call>"}]
     assert len(knows.pieces(messages)) == n_pieces
 
 
 def test_a_control_token_of_a_hostile_vocabulary_may_be_long():
     token = "<" + "a" * 100_000 + ">"
-    knows = chat_template("{{ messages[0].content }}", control_tokens=[token])
+    knows = ChatTemplate("{{ messages[0].content }}", control_tokens=[token])
     assert knows.pieces([{"role": "user", "content": token}]) == ["<", token[1:]]
 
 
@@ -148,5 +141,4 @@ def test_a_message_of_nothing_but_control_tokens_is_refused_before_it_is_encoded
 
 def test_digits_in_a_message_may_be_trimmed():
     messages = [{"role": "user", "content": " call 0123456789 "}]
-    trimmed = chat_template("{{ messages[0].content | trim }}")
-    assert trimmed.pieces(messages) == ["call 0123456789"]
+    assert ChatTemplate("{{ messages[0].content | trim }}").render(messages) == "call 0123456789"

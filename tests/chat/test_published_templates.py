@@ -27,7 +27,6 @@ from edgespec.chat.adapting import BEGIN, reasoning_variables
 from edgespec.chat.template import ChatTemplate
 from edgespec.completions.tool_calls import CallSplitter, ToolCall
 from edgespec.errors import EdgespecError
-from edgespec.ports.chat_format import ChatFormat
 
 pytestmark = pytest.mark.slow
 
@@ -95,10 +94,7 @@ def templates(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 @pytest.fixture(scope="module")
 def ours(templates: Mapping[str, str]) -> Mapping[str, ChatTemplate]:
-    return {
-        name: ChatTemplate(source, ChatFormat(special_tokens=SPECIAL))
-        for name, source in templates.items()
-    }
+    return {name: ChatTemplate(source, SPECIAL) for name, source in templates.items()}
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +264,7 @@ def test_a_conversation_is_rendered_as_by_jinja(
         options |= reasoning_variables(variables, source)
         expected = rendered(plain[name], wanted, **options)
         try:
-            text = "".join(ours[name].pieces(TALKS[talk], tools, **variables))
+            text = ours[name].render(TALKS[talk], tools, **variables)
         except EdgespecError as error:
             text = None if expected is None else str(error)
         if text != expected:
@@ -279,7 +275,7 @@ def test_a_conversation_is_rendered_as_by_jinja(
 def shown(template: ChatTemplate, talk: Messages, tools: Any = None) -> str | None:
     """The template's text; None if it refuses the conversation."""
     try:
-        return "".join(template.pieces(talk, tools))
+        return template.render(talk, tools)
     except EdgespecError:
         return None
 
@@ -328,7 +324,7 @@ def test_reasoning_before_a_call_is_shown(
     name: str, content: str, ours: Mapping[str, ChatTemplate]
 ) -> None:
     calls = calling(content=content, reasoning_content="I wonder.")
-    text = "".join(ours[name].pieces([USER, calls, told()], TOOLS))
+    text = ours[name].render([USER, calls, told()], TOOLS)
     assert "I wonder." in text and content in text
 
 
@@ -336,7 +332,7 @@ def test_tools_may_lack_description_and_parameters(ours: Mapping[str, ChatTempla
     bare = [{"type": "function", "function": {"name": "weather"}}]
     for template in ours.values():
         if shown(template, [USER], TOOLS):
-            assert "weather" in "".join(template.pieces([USER], bare))
+            assert "weather" in template.render([USER], bare)
 
 
 def test_ids_of_any_length_are_taken(ours: Mapping[str, ChatTemplate]) -> None:
@@ -344,9 +340,7 @@ def test_ids_of_any_length_are_taken(ours: Mapping[str, ChatTemplate]) -> None:
     calls, result = calling(call() | {"id": identity}, content=""), told()
     for template in ours.values():
         if shown(template, [USER, calling(content=""), result], TOOLS):
-            assert "".join(
-                template.pieces([USER, calls, result | {"tool_call_id": identity}], TOOLS)
-            )
+            assert template.render([USER, calls, result | {"tool_call_id": identity}], TOOLS)
 
 
 SHOW_NO_CALLS = {"LFM2-8B-A1B", "LFM2.5-Instruct", "ibm-granite-granite-3.3-2B-Instruct"}

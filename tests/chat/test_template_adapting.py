@@ -1,22 +1,9 @@
 """Conversations in the form that a template shows: system messages, parts, calls."""
 
-from typing import Any
-
 import pytest
 
 from edgespec.chat.template import ChatTemplate
 from edgespec.errors import ModelError
-from edgespec.ports.chat_format import ChatFormat
-
-
-def chat_template(source: str, **known: Any) -> ChatTemplate:
-    return ChatTemplate(source, ChatFormat(**known))
-
-
-def text_of(template: ChatTemplate | str, *arguments: Any, **variables: Any) -> str:
-    template = chat_template(template) if isinstance(template, str) else template
-    return "".join(template.pieces(*arguments, **variables))
-
 
 USER = {"role": "user", "content": "Hello"}
 SYSTEM = {"role": "system", "content": "Be kind."}
@@ -50,7 +37,7 @@ PARTS = (
     ],
 )
 def test_without_a_system_role_the_user_says_it(source, messages, text):
-    assert text_of(source, messages) == text
+    assert ChatTemplate(source).render(messages) == text
 
 
 ONE_SYSTEM = (
@@ -67,15 +54,15 @@ FIRST_SYSTEM = (
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_several_system_messages_are_one_where_the_template_takes_one(source, role):
     other = {"role": role, "content": "Be brief."}
-    template = chat_template(source)
+    template = ChatTemplate(source)
     merged = "<system>Be kind.\n\nBe brief.<user>Hello"
-    assert text_of(template, [SYSTEM, other, USER]) == merged
+    assert template.render([SYSTEM, other, USER]) == merged
     middle = f"{merged}<assistant>Hi.<user>Hello"
-    assert text_of(template, [SYSTEM, USER, ANSWER, other, USER]) == middle
+    assert template.render([SYSTEM, USER, ANSWER, other, USER]) == middle
 
 
 def test_several_system_messages_stay_where_the_template_shows_them():
-    text = text_of(PLAIN, [SYSTEM, USER, ANSWER, SYSTEM, USER])
+    text = ChatTemplate(PLAIN).render([SYSTEM, USER, ANSWER, SYSTEM, USER])
     assert text == "<system>Be kind.<user>Hello<assistant>Hi.<system>Be kind.<user>Hello"
 
 
@@ -103,17 +90,19 @@ def result(identity):
 
 def test_calls_at_once_are_turns_where_the_template_takes_one():
     talk = [USER, calls("a", "b"), result("b"), result("a"), ANSWER]
-    text = text_of(ONE_CALL, talk)
+    text = ChatTemplate(ONE_CALL).render(talk)
     expected = "<assistant>[a f0]<tool>4a<assistant>[b f1]<tool>4b<assistant>Hi."
     assert text.startswith(f"<user>Hello{expected}")
-    assert "[a f0][b f1]" in text_of(TOLD, talk)
+    assert "[a f0][b f1]" in ChatTemplate(TOLD).render(talk)
 
 
 def test_ids_are_shortened_where_the_template_wants_nine_letters():
-    text = text_of(NINE_LETTERS, [USER, calls("call_0123456789"), result("call_0123456789")])
+    text = ChatTemplate(NINE_LETTERS).render(
+        [USER, calls("call_0123456789"), result("call_0123456789")]
+    )
     short = text.partition("[")[2][:9]
     assert short.isalnum() and text.count(short) == 2
-    assert "abcdefgh1" in text_of(NINE_LETTERS, [USER, calls("abcdefgh1")])
+    assert "abcdefgh1" in ChatTemplate(NINE_LETTERS).render([USER, calls("abcdefgh1")])
 
 
 def test_a_system_message_that_is_lost_behind_a_result_is_told_by_the_user():
@@ -123,9 +112,9 @@ def test_a_system_message_that_is_lost_behind_a_result_is_told_by_the_user():
         "[{{ messages[0].content }}]{% endif %}" + TURN + "{% for c in m.tool_calls or [] %}"
         "[{{ c.function.name }}]{% endfor %}{% endfor %}"
     )
-    template = chat_template(source)
-    assert text_of(template, [SYSTEM, USER]) == "[Be kind.]<user>Hello"
-    text = text_of(template, [SYSTEM, USER, calls("a"), result("a")])
+    template = ChatTemplate(source)
+    assert template.render([SYSTEM, USER]) == "[Be kind.]<user>Hello"
+    text = template.render([SYSTEM, USER, calls("a"), result("a")])
     assert text == "<user>Be kind.\n\nHello<assistant>[f0]<tool>4"
 
 
@@ -150,45 +139,45 @@ ALTERNATE = (
     ],
 )
 def test_turns_of_one_role_are_one_where_the_template_wants_turns_to_alternate(talk, text):
-    assert text_of(ALTERNATE, talk).startswith(text)
+    assert ChatTemplate(ALTERNATE).render(talk).startswith(text)
 
 
 def test_turns_of_one_role_stay_where_the_template_shows_them():
-    assert text_of(PLAIN, [USER, USER]) == "<user>Hello<user>Hello"
+    assert ChatTemplate(PLAIN).render([USER, USER]) == "<user>Hello<user>Hello"
 
 
 def test_reasoning_has_the_name_that_the_template_reads():
     source = "{% for m in messages %}" + TURN + "{{ m.thinking }}{% endfor %}"
-    assert text_of(source, [ANSWER | {"reasoning_content": "Hm."}]).endswith("Hi.Hm.")
-    assert text_of(source, [ANSWER | {"reasoning": "Hm."}]).endswith("Hi.Hm.")
+    assert ChatTemplate(source).render([ANSWER | {"reasoning_content": "Hm."}]).endswith("Hi.Hm.")
+    assert ChatTemplate(source).render([ANSWER | {"reasoning": "Hm."}]).endswith("Hi.Hm.")
 
 
 @pytest.mark.parametrize("variable", ["enable_thinking", "thinking"])
 def test_no_effort_turns_reasoning_off_in_the_templates_own_way(variable):
     source = PLAIN + "{% if " + variable + " is false %}off{% endif %}"
-    assert text_of(source, [USER], reasoning_effort="none").endswith("off")
-    assert not text_of(source, [USER], reasoning_effort="low").endswith("off")
+    assert ChatTemplate(source).render([USER], reasoning_effort="none").endswith("off")
+    assert not ChatTemplate(source).render([USER], reasoning_effort="low").endswith("off")
 
 
 def test_a_system_role_is_used():
-    assert text_of(PLAIN, [SYSTEM, USER]) == "<system>Be kind.<user>Hello"
+    assert ChatTemplate(PLAIN).render([SYSTEM, USER]) == "<system>Be kind.<user>Hello"
 
 
 def test_a_template_that_wants_a_system_message_gets_it():
     source = "{% if messages[0].role != 'system' %}{{ raise_exception('none') }}{% endif %}" + PLAIN
-    assert text_of(source, [SYSTEM, USER]) == "<system>Be kind.<user>Hello"
+    assert ChatTemplate(source).render([SYSTEM, USER]) == "<system>Be kind.<user>Hello"
 
 
 @pytest.mark.parametrize("content", ["Hello", [{"type": "text", "text": "Hello"}]])
 def test_a_template_that_reads_parts_only_gets_parts(content):
-    template = chat_template(PARTS)
+    template = ChatTemplate(PARTS)
     assert template.shows_messages()
-    assert text_of(template, [SYSTEM, USER | {"content": content}]) == "<system>Be kind.<user>Hello"
+    assert template.render([SYSTEM, USER | {"content": content}]) == "<system>Be kind.<user>Hello"
 
 
 def test_a_template_of_parts_without_a_system_role_has_it_told_by_the_user():
     source = PARTS.replace("in messages", "in messages if m.role != 'system'")
-    assert text_of(source, [SYSTEM, USER]) == "<user>Be kind.\n\nHello"
+    assert ChatTemplate(source).render([SYSTEM, USER]) == "<user>Be kind.\n\nHello"
 
 
 def calling(**fields):
@@ -213,7 +202,7 @@ CALLS = (
     ],
 )
 def test_arguments_that_are_spliced_are_the_requests_text(shown):
-    assert text_of(CALLS.replace("SHOWN", shown), [calling()]) == 'add{"a":  1}'
+    assert ChatTemplate(CALLS.replace("SHOWN", shown)).render([calling()]) == 'add{"a":  1}'
 
 
 @pytest.mark.parametrize(
@@ -227,12 +216,12 @@ def test_arguments_that_are_spliced_are_the_requests_text(shown):
     ],
 )
 def test_arguments_are_an_object_where_they_are_read(shown, text):
-    assert text_of(CALLS.replace("SHOWN", shown), [calling()]) == text
+    assert ChatTemplate(CALLS.replace("SHOWN", shown)).render([calling()]) == text
 
 
 def test_control_tokens_in_spliced_arguments_are_cut():
     call = {"function": {"name": "add", "arguments": '{"a": "</s>"}'}}
-    template = chat_template(
+    template = ChatTemplate(
         CALLS.replace("SHOWN", "'' + c.function.arguments"), control_tokens=["</s>"]
     )
     pieces = template.pieces([{"role": "assistant", "tool_calls": [call]}])
@@ -245,13 +234,13 @@ def test_a_template_that_shows_calls_beside_null_only_gets_null(fields):
         "{% for m in messages %}{% if m.content is none %}{{ m.tool_calls[0].function.name }}"
         "{% else %}{{ m.content }}{% endif %}{% endfor %}"
     )
-    assert text_of(source, [calling(**fields)]) == "add"
+    assert ChatTemplate(source).render([calling(**fields)]) == "add"
 
 
 @pytest.mark.parametrize("fields", [{}, {"content": None}, {"content": ""}])
 def test_other_templates_get_an_empty_text(fields):
     source = "{% for m in messages %}[{{ m.content }}{{ m.tool_calls | length }}]{% endfor %}"
-    assert text_of(source, [calling(**fields)]) == "[1]"
+    assert ChatTemplate(source).render([calling(**fields)]) == "[1]"
 
 
 @pytest.mark.parametrize(
@@ -260,17 +249,17 @@ def test_other_templates_get_an_empty_text(fields):
 )
 def test_a_template_that_never_asks_whether_thinking_is_defined_gets_it(asks, expected):
     source = f"{{{{ messages[0].content }}}}{{% if {asks} %}}closed{{% endif %}}"
-    assert text_of(source, [USER]) == USER["content"] + expected
-    assert text_of(source, [USER], enable_thinking=False).endswith("closed")
+    assert ChatTemplate(source).render([USER]) == USER["content"] + expected
+    assert ChatTemplate(source).render([USER], enable_thinking=False).endswith("closed")
 
 
 def test_a_template_that_is_stopped_is_not_tried_again_in_other_ways(monkeypatch):
-    template = chat_template("{{ 'a' * 1000000000 }}")
+    template = ChatTemplate("{{ 'a' * 1000000000 }}")
     restarts, restart = [], template._limits.restart
     monkeypatch.setattr(
         template._limits, "restart", lambda talk: (restarts.append(talk), restart(talk))
     )
-    for ask in (template.shows_messages, lambda: text_of(template, [SYSTEM, USER])):
+    for ask in (template.shows_messages, lambda: template.render([SYSTEM, USER])):
         with pytest.raises(ModelError, match="was stopped"):
             ask()
     assert len(restarts) == 2
@@ -278,11 +267,11 @@ def test_a_template_that_is_stopped_is_not_tried_again_in_other_ways(monkeypatch
 
 def test_a_form_is_found_in_few_renderings(monkeypatch):
     """Up to a hundred of a long conversation took seconds."""
-    template, talks = chat_template(ALTERNATE), []
+    template, talks = ChatTemplate(ALTERNATE), []
     rendered = template._rendered
     monkeypatch.setattr(
         template, "_rendered", lambda talk, *o: (talks.append(talk), rendered(talk, *o))[1]
     )
     talk = [SYSTEM, USER, calls("a", "b"), result("a"), result("b"), ANSWER, USER, USER]
-    assert text_of(template, talk).endswith("<user>Hello\n\nHelloNone")
+    assert template.render(talk).endswith("<user>Hello\n\nHelloNone")
     assert len(talks) < 16
