@@ -35,7 +35,7 @@ class ClientLimits:
     answer_s: float = 60
     """Seconds for which a client may stop reading its response."""
     connections: int = 32
-    """Most connections in addition to one for each running or waiting request."""
+    """Most connections in addition to one for each request that may wait."""
 
 
 class HttpServer(uvicorn.Server):
@@ -63,9 +63,9 @@ class HttpServer(uvicorn.Server):
         self._waits: dict[object, tuple[tuple[object, ...], float]] = {}
         """State of each connection that waits for its client, and since when it has been so."""
 
-    def allow(self, max_requests: int) -> None:
-        """Let as many requests run or wait at once."""
-        self.config.limit_concurrency = max_requests + self._limits.connections + 1
+    def allow(self, max_waiting: int) -> None:
+        """Let as many requests wait."""
+        self.config.limit_concurrency = max_waiting + self._limits.connections + 1
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -69,11 +69,8 @@ class Guard:
         """
         name = _host_name(headers.get("host", ""))
         if is_local(self.host) and name not in LOCAL_HOSTS | self.allowed_hosts | {self.host}:
-            raise Refusal(
-                403,
-                f"requests may not call this server {name!r}: --allowed-host {name} lets them",
-                code="host_not_allowed",
-            )
+            message = f"requests may not call this server {name!r}: --allowed-host {name} lets them"
+            raise Refusal(403, message, code="host_not_allowed")
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
         """Raise Refusal for requests of web pages from other servers that are not allowed."""
@@ -81,39 +78,28 @@ class Guard:
         if origin is None or (self.allowed_origins and re.fullmatch(self.origins, origin)):
             return
         if origin.partition("://")[2] != (headers.get("host") or None):
-            raise Refusal(
-                403,
-                f"pages of {origin} may not use this server: its setting allowed-origin lets them",
-                code="origin_not_allowed",
-            )
+            message = f"pages of {origin} may not use this server: its setting allowed-origin lets"
+            raise Refusal(403, f"{message} them", code="origin_not_allowed")
 
     def check_key(self, headers: Mapping[str, str]) -> str:
         """The name of the client that sent a right key, which does not tell the key; empty if
         clients need none. Raises Refusal for a wrong one."""
         if self.api_key is None:
             return ""
-        key = _sent(headers, self.api_key) or _sent(headers, self.admin_key)
-        if key is None:
-            raise Refusal(
-                401,
-                "the API key is missing or wrong: send it as `Authorization: Bearer KEY`, "
-                "`X-Api-Key: KEY` or `Api-Key: KEY`",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-        return hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
+        if (key := _sent(headers, self.api_key) or _sent(headers, self.admin_key)) is None:
+            ways = "`Authorization: Bearer KEY`, `X-Api-Key: KEY` or `Api-Key: KEY`"
+            message = f"the API key is missing or wrong: send it as {ways}"
+            wanted = {"WWW-Authenticate": "Bearer"}
+            raise Refusal(401, message, code="invalid_api_key", headers=wanted)
+        return hashlib.sha256(key).hexdigest()
 
     def check_admin(self, headers: Mapping[str, str]) -> None:
         """Raise Refusal unless the client may change the server: with an admin key, or where there
         are no keys."""
-        has_keys = self.api_key is not None or self.admin_key is not None
-        if has_keys and _sent(headers, self.admin_key) is None:
-            raise Refusal(
-                403,
-                "this needs an admin key: start the server with the setting admin-key-file, and "
-                "send a key of that file",
-                code="admin_key_needed",
-            )
+        if (self.api_key or self.admin_key) and _sent(headers, self.admin_key) is None:
+            message = "this needs an admin key: start the server with the setting admin-key-file, "
+            message += "and send a key of that file"
+            raise Refusal(403, message, code="admin_key_needed")
 
 
 class BudgetRequest(ParsedRequest):
@@ -157,7 +143,7 @@ class BudgetLimit:
         return n_bytes
 
 
-def _sent(headers: Mapping[str, str], keys: str | None) -> str | None:
+def _sent(headers: Mapping[str, str], keys: str | None) -> bytes | None:
     """The one of the keys, one a line, that a client has sent; None if it has sent none.
 
     They are compared in constant time against timing attacks.
@@ -167,10 +153,8 @@ def _sent(headers: Mapping[str, str], keys: str | None) -> str | None:
         key = headers.get("x-api-key", headers.get("api-key", ""))
     # headers are bytes that were read as Latin-1; keys are UTF-8
     sent = key.strip().encode("latin-1", "replace")
-    known = [line.strip() for line in (keys or "").splitlines() if line.strip()]
-    right = [
-        one for one in known if hmac.compare_digest(sent, one.encode(errors="surrogateescape"))
-    ]
+    known = (line.strip() for line in (keys or "").encode(errors="surrogateescape").splitlines())
+    right = [one for one in known if hmac.compare_digest(sent, one) and one]
     return right[0] if right else None
 
 

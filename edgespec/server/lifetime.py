@@ -40,8 +40,6 @@ from edgespec.settings.config import ServerSettings
 
 SHUTDOWN_S = 5
 """Seconds for clients to read the end of their responses at shutdown."""
-MOST_AT_ONCE = 16
-"""Requests at once that a server counts on whose models are not loaded yet."""
 
 
 class Server:
@@ -136,8 +134,7 @@ class Server:
                 self.chat_refusal = begun.completions.chat_refusal
         limit, max_s = BudgetLimit.of(budget), settings.time_limit
         service = Service(host, self._queue, self._guard, figures, limit, on_budget, max_s)
-        n_at_once = self._queue.n_slots if len(models) == 1 else MOST_AT_ONCE
-        self._http.allow(n_at_once + settings.queue)
+        self._http.allow(settings.queue)
         self._application = service.application()
 
     @contextmanager

@@ -15,8 +15,8 @@ from server_running import pair, serving
 
 TEXT = "/v1/completions"
 ASK = {"prompt": "def f(", "max_tokens": 2}
-SHORT = ClientLimits(headers_s=0.5, body_s=0.5, answer_s=0.5, connections=2)
-LONG = ClientLimits(connections=2)
+SHORT = ClientLimits(headers_s=0.5, body_s=0.5, answer_s=0.5, connections=3)
+LONG = ClientLimits(connections=3)
 
 
 @pytest.fixture(scope="module")
