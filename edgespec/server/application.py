@@ -32,12 +32,12 @@ from edgespec.completions.request_limits import ANSWER_BYTES, STORED_BYTES
 from edgespec.completions.requests import ChatRequest
 from edgespec.completions.tokenizing import detokenize, tokenize
 from edgespec.memory import heap
-from edgespec.server import llama_routes, ollama_routes
+from edgespec.server import ollama_routes
 from edgespec.server.answering import DONE, Door, complete, line
 from edgespec.server.front import refused
 from edgespec.server.guarding import BudgetLimit, Guard
 from edgespec.server.hosting import ModelHost, ServedText
-from edgespec.server.llama_routes import llama_dialect
+from edgespec.server.llama_routes import as_fields, llama_dialect
 from edgespec.server.ollama_routes import ollama_dialect
 from edgespec.server.page import page
 from edgespec.server.queueing import Queue, ServerFigures
@@ -190,8 +190,17 @@ class Service:
 
     async def props(self, request: Request) -> Response:
         async with self.host.using(self.host.named(None, False)) as served:
-            n_ctx, n_slots = served.model.target.n_ctx, self.queue.n_slots
-            return JSONResponse(llama_routes.props(served.completions, n_ctx, n_slots))
+            n_ctx, completions = served.model.target.n_ctx, served.completions
+            told = {
+                "default_generation_settings": {"n_ctx": n_ctx, "params": completions.sampling},
+                "total_slots": self.queue.n_slots,
+                "model_path": completions.model,
+                "model_alias": completions.model,
+                "chat_template": completions.template,
+                "modalities": {"vision": False, "audio": False},
+                "build_info": f"edgespec {extras.installed_version()}",
+            }
+            return JSONResponse(told)
 
     async def slots(self, request: Request) -> Response:
         async with self.host.using(self.host.named(None, False)) as served:
@@ -208,7 +217,7 @@ class Service:
 
     async def show(self, request: Request) -> Response:
         async with self.queue.body_of(request) as body:
-            fields = llama_routes.as_fields(decoded(body))
+            fields = as_fields(decoded(body))
         name = fields.get("model") or fields.get("name")
         model = self.host.named(str(name) if name else None)
         served = model.served

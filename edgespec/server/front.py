@@ -133,9 +133,8 @@ class Front:
 
     def _report(self, scope: Scope, status: int, seconds: float) -> None:
         state: dict[str, Any] = scope["state"]
-        totals, answered = self._figures.totals, f'answers_total{{status="{status}"}}'
-        counted = "clients_gone_total" if status == GONE else answered
-        totals[counted] = totals.get(counted, 0) + 1
+        answered = f'answers_total{{status="{status}"}}'
+        self._figures.totals["clients_gone_total" if status == GONE else answered] += 1
         refusal: Refusal | None = state.get("refusal")
         if refusal is not None and refusal.code == "target_lost":
             self._figures.loss = refusal

@@ -10,7 +10,6 @@ from typing import Any
 
 from pydantic import Field
 
-from edgespec import extras
 from edgespec.completions import answers
 from edgespec.completions.answers import Answer
 from edgespec.completions.filling import FillingIn
@@ -169,16 +168,3 @@ def _at(path: str, found: Any) -> Any:
     for key in path.split("/"):
         found = found.get(key) if isinstance(found, Mapping) else None
     return found
-
-
-def props(completions: Completions, n_ctx: int, n_slots: int) -> Answer:
-    """The answer to `/props`."""
-    return {
-        "default_generation_settings": {"n_ctx": n_ctx, "params": completions.sampling},
-        "total_slots": n_slots,
-        "model_path": completions.model,
-        "model_alias": completions.model,
-        "chat_template": completions.template,
-        "modalities": {"vision": False, "audio": False},
-        "build_info": f"edgespec {extras.installed_version()}",
-    }

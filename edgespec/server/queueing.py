@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -162,7 +163,9 @@ class ServerFigures:
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
-        self.totals: dict[str, float] = dict.fromkeys([*_TOTALS, "clients_gone_total"], 0)
+        self.totals = defaultdict[str, float](
+            float, dict.fromkeys([*_TOTALS, "clients_gone_total"], 0)
+        )
         """Totals over all generations, of clients who disconnected, and of answers by status."""
         self.loss: Refusal | None = None
         """The loss of the target, after which nothing can be answered."""
