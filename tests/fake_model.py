@@ -187,6 +187,7 @@ class FakeModel(LanguageModel):
             return [np.empty((0, self.info.n_vocab), np.float32)]
         logits = self._evaluate(parts)
         if progress is not None:
+            progress("prompt", 0.5)
             progress("prompt", 1.0)
         return logits
 
