@@ -222,7 +222,7 @@ MOST_LINES = {
     "diagnosis": 480,
     "engine": 4088,
     "enlarge": 953,
-    "gguf": 11839,
+    "gguf": 11803,
     "grammar": 847,
     "hub": 516,
     "jobs": 422,

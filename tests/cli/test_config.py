@@ -79,7 +79,6 @@ def test_a_budget_is_bytes_unless_it_depends_on_the_machine(given: Any, kept: An
         ),
         ({"model": "m", "memory_budget": "much"}, "'much' is not a size"),
         ({"model": "m", "n_gpu_layers_draft": 4}, "needs a draft"),
-        ({"model": "m", "cache_type_v": "q8_0", "flash_attn": "off"}, "needs flash attention"),
         ({"model": "m", "threads": True}, "--threads: it must not be true"),
         ({"model": "m", "batch_size": 1 << 63}, "--batch-size 9223372036854775808: it must be"),
         ({"model": "m", "n_parallel": 0}, "--parallel 0: it must be greater than or equal to 1"),
@@ -230,11 +229,6 @@ def test_a_file_is_refused_with_its_name(tmp_path: Path, text: str, message: str
         (LoadSettings, {"memory_budget": -1}, "memory-budget = -1 in t.toml: -1 is not a size"),
         (LoadSettings, {"memory_budget": "150%"}, "memory-budget = 150% in t.toml: at most 100%"),
         (LoadSettings, {"n_gpu_layers_draft": 1}, "n-gpu-layers-draft in t.toml needs a draft"),
-        (
-            LoadSettings,
-            {"cache_type_v": "q8_0", "flash_attn": "off"},
-            "leave flash-attn in t.toml at auto",
-        ),
         (
             GenerateSettings,
             {"pacer": "llmcat"},

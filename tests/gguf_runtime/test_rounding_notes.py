@@ -14,7 +14,6 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.registry import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights.packing import rounding_notes
 from gguf_files import TYPE_CODES, Tensor, tiny_llama
 from session_cases import PLAN
@@ -53,7 +52,6 @@ def test_stacks_of_matrices_that_are_not_quantised_are_told(tmp_path: Path) -> N
     (note,) = rounding_notes(
         header,
         "it",
-        "on",
         products_are_invariant=True,
         is_packed=False,
         tiles_are_avoidable=True,
@@ -73,11 +71,6 @@ def test_turns_of_a_hybrid_with_k_quants_are_told(
             "edgespec_runtimes.gguf.weights.packing.TILED_TYPES", frozenset({"Q8_0"})
         )
         assert [note for note in prepared.notes(PAGED) if "a further turn may differ" in note]
-
-
-def test_attention_without_flash_is_told() -> None:
-    (note,) = notes(replace(REQUEST, options=GgufOptions(flash_attn="off")))
-    assert "flash attention is off" in note
 
 
 @pytest.mark.parametrize(("system", "n_notes"), [("linux", 0), ("darwin", 1)])

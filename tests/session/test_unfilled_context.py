@@ -248,17 +248,10 @@ def test_a_pass_is_stopped_while_weights_are_read_into_the_contexts_memory(
         assert session.budget.pinned_bytes > planned
 
 
-def lent_caches(model: Path, flash_attn: str) -> list[bool]:
+def lent_caches(model: Path) -> list[bool]:
     """For each row of keys and values, whether the plan lends it."""
-    given = {"model": model, "memory_budget": "1GiB", "flash_attn": flash_attn}
-    plan = edgespec.plan(edgespec.LoadSettings.model_validate(given))
+    plan = edgespec.plan(edgespec.LoadSettings(model=model, memory_budget="1GiB"))
     return [row.is_lent for row in plan.rows if row.what.startswith("KV cache")]
-
-
-@pytest.mark.parametrize(("flash_attn", "is_lent"), [("auto", True), ("off", False)])
-def test_a_plan_lends_what_lies_in_rows(flash_attn: str, is_lent: bool) -> None:
-    """Without flash attention a cell's values are no row, and nothing is lent."""
-    assert lent_caches(embedded_pair().target, flash_attn) == [is_lent]
 
 
 @pytest.mark.parametrize(("architecture", "is_lent"), [("dbrx", True), ("grok", False)])
@@ -266,4 +259,4 @@ def test_a_plan_knows_that_grok_is_computed_without(
     architecture: str, is_lent: bool, tmp_path: Path
 ) -> None:
     model = write_model(tmp_path / "m.gguf", Species(architecture, True))
-    assert lent_caches(model, "on") == [is_lent]
+    assert lent_caches(model) == [is_lent]

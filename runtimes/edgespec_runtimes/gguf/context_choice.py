@@ -208,8 +208,7 @@ class ContextChoice:
     @property
     def _is_on_cpu(self) -> bool:
         """True if all layers are computed here, by kernels that round rows alike."""
-        is_here = not self._n_gpu_layers and not self.is_remote
-        return is_here and self._options.flash_attn != "off"
+        return not self._n_gpu_layers and not self.is_remote
 
     @property
     def _tile(self) -> int:
@@ -225,9 +224,7 @@ class ContextChoice:
         return (
             windows.is_supported()
             and self.info.tree_capable
-            and self._options.flash_attn != "off"
-            and not self._n_gpu_layers
-            and not self.is_remote
+            and self._is_on_cpu
             and not self._guesses_with_target
             and not self._request.stores_prefixes
         )

@@ -29,7 +29,6 @@ from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.options import GgufOptions
-from edgespec_runtimes.gguf.weights import row_tables
 from edgespec_runtimes.gguf.weights.mapped_weights import MappedWeights
 from edgespec_runtimes.gguf.weights.offloading import Offloading
 from edgespec_runtimes.gguf.weights.packing import packed_matrices
@@ -87,12 +86,10 @@ class PreparedGgufEmbedder(PreparedEmbedder):
         return self._mapped.is_lazy
 
     def needs(self) -> ModelNeeds:
-        tables = [weight for weight in self._mapped.traced if weight.looked_up]
         n_rows = self.shape.largest_batch
-        nbytes = sum(row_tables.bytes_for(w.entry, n_rows * w.rows_per_token) for w in tables)
         paged = [
             MemoryRow("target", "norms and other small tensors", self._mapped.unpaged_bytes),
-            MemoryRow("target", "embedding rows", nbytes),
+            MemoryRow("target", "embedding rows", self._mapped.looked_up_bytes(n_rows)),
         ]
         if packed_matrices(self.header):
             paged.append(MemoryRow("target", "copy of what is packed", PIECE_BYTES))

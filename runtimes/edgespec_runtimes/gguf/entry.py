@@ -6,7 +6,6 @@ memory of the budget.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -18,7 +17,6 @@ from edgespec.files.regular import open_regular
 from edgespec.memory import process
 from edgespec.ports.baselines import Baselines
 from edgespec.registry import Finding, ModelRequest, Runtime
-from edgespec.tracing.spans import Track
 from edgespec.values import ModelDetails
 from edgespec_runtimes.gguf.file.architectures import turns_texts_into_vectors
 from edgespec_runtimes.gguf.file.details import details_of, info_of
@@ -70,13 +68,12 @@ class GgufRuntime(Runtime):
                 )
             for device in devices:
                 gpu.start(device)
-        began = time.perf_counter()
-        header = _header_if_there_is_room(request.path)
-        validate(header, request.owner == "draft", has_texts=not is_trimmed(header))
-        prepared = _prepared(request, header)
-        done, phase = time.perf_counter(), "header and vocabulary"
-        prepared.seconds[phase] = done - began
-        request.trace.add(Track.ENGINE, f"{request.owner}: {phase}", began, done)
+        seconds: dict[str, float] = {}
+        with request.phase("header and vocabulary", seconds):
+            header = _header_if_there_is_room(request.path)
+            validate(header, request.owner == "draft", has_texts=not is_trimmed(header))
+            prepared = _prepared(request, header)
+        prepared.seconds |= seconds
         return prepared
 
     @property
@@ -103,28 +100,26 @@ class GgufRuntime(Runtime):
             return [Finding("libraries", "llama-cpp-python", str(error), "problem")]
         built_with = ", ".join(loading.cpu_features())
         library = f"{version('llama-cpp-python')}, built with {built_with or 'no extensions'}"
-        names = [ggml.device_name(device) for device in gpu.find_all()]
-        if names:
-            has = f"can put layers on {', '.join(names)} with -ngl and -ngld"
-            found = Finding("gpu", "llama.cpp", has)
-        else:
-            found = Finding(
-                "gpu",
-                "llama.cpp",
-                "finds no GPU that this build can use",
-                "note",
-                "where there is a GPU, install a build of llama-cpp-python that supports it",
-            )
-        if rpc.is_supported():
-            servers = Finding("gpu", "RPC servers", "can hold layers of a target, with --rpc")
-        else:
-            servers = Finding("gpu", "RPC servers", "cannot be used", "note", rpc.MISSING)
+        found = [Finding("libraries", "llama-cpp-python", library)]
         if is_packed:
-            packs = Finding("libraries", "packed weights", "are used where weights stay in memory")
+            says = "are used where weights stay in memory"
+            found.append(Finding("libraries", "packed weights", says))
         else:
             why, advice = "are not used: llama.cpp was built with AMX", loading.packing_advice()
-            packs = Finding("libraries", "packed weights", why, "note", advice)
-        return [Finding("libraries", "llama-cpp-python", library), packs, found, servers]
+            found.append(Finding("libraries", "packed weights", why, "note", advice))
+        if names := ", ".join(map(ggml.device_name, gpu.find_all())):
+            says = f"can put layers on {names} with -ngl and -ngld"
+            found.append(Finding("gpu", "llama.cpp", says))
+        else:
+            why = "finds no GPU that this build can use"
+            advice = "where there is a GPU, install a build of llama-cpp-python that supports it"
+            found.append(Finding("gpu", "llama.cpp", why, "note", advice))
+        if rpc.is_supported():
+            says = "can hold layers of a target, with --rpc"
+            found.append(Finding("gpu", "RPC servers", says))
+        else:
+            found.append(Finding("gpu", "RPC servers", "cannot be used", "note", rpc.MISSING))
+        return found
 
     def embeds(self, path: Path) -> bool:
         return turns_texts_into_vectors(read_header(path))

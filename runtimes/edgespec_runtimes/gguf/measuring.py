@@ -34,7 +34,6 @@ from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES
 from edgespec_runtimes.gguf.llama import gpu, loading, rpc
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.options import GgufOptions
-from edgespec_runtimes.gguf.weights import row_tables
 from edgespec_runtimes.gguf.weights.mapped_weights import MappedWeights
 from edgespec_runtimes.gguf.weights.offloading import (
     Offloading,
@@ -182,8 +181,8 @@ class MeasuredGguf(PreparedModel):
 
         Otherwise a recurrent state that was computed in tiles could never be reused.
         """
-        is_invariant = self._options.flash_attn != "off" and not self.offloading.names
-        return is_invariant and not self.is_draft and not turn_notes(self._header, self._info)
+        is_here = not self.offloading.names
+        return is_here and not self.is_draft and not turn_notes(self._header, self._info)
 
     def place(self, gpu_bytes: int) -> Sequence[MemoryRow]:
         """Place the requested layers; returns their rows. Raises BudgetError if they do not fit."""
@@ -272,9 +271,8 @@ class MeasuredGguf(PreparedModel):
         )
         if owner == "draft":
             return BatchNeeds(shape.n_batch, rows, max_nodes=shape.n_outputs)
-        looked_up, n_rows = (w for w in self._mapped.traced if w.looked_up), shape.largest_batch
-        sizes_of = (row_tables.bytes_for(w.entry, n_rows * w.rows_per_token) for w in looked_up)
-        paged = MemoryRow(owner, "embedding rows", sum(sizes_of))
+        nbytes = self._mapped.looked_up_bytes(shape.largest_batch)
+        paged = MemoryRow(owner, "embedding rows", nbytes)
         is_small = not self.request.batch_size and shape.n_batch < min(
             self._info.n_ctx, *BATCH_SIZES
         )

@@ -12,7 +12,6 @@ from pydantic_core import PydanticCustomError
 from edgespec.errors import UsageError, setting
 from edgespec.settings.config import Count
 from edgespec.settings.options import Flag, Role, RuntimeOptions
-from edgespec_runtimes.gguf.file.layout import KINDS
 
 if TYPE_CHECKING:
     from edgespec.settings.config import LoadSettings
@@ -50,8 +49,8 @@ class GgufOptions(RuntimeOptions):
     cache_type_v: Annotated[
         CacheType, Flag(f"type of the V cache: {_CACHE_TYPES} (default: f16)", "TYPE", "-ctv")
     ] = "f16"
-    flash_attn: Literal["auto", "on", "off"] = "auto"
-    """Flash attention."""
+    flash_attn: Literal["auto", "on"] = "auto"
+    """Flash attention: `on` also for embedding models, which otherwise compute without."""
     n_gpu_layers: Annotated[Count, Flag(f"layers of the target {_GPU}", "N", "-ngl")] = 0
     n_gpu_layers_draft: Annotated[Count, Flag(f"layers of the draft {_GPU}", "N", "-ngld")] = 0
     rpc: Annotated[
@@ -68,11 +67,6 @@ class GgufOptions(RuntimeOptions):
         if load.draft is None and self.n_gpu_layers_draft:
             raise UsageError(
                 f"{setting.n_gpu_layers_draft} needs a draft: name one with {setting.draft}"
-            )
-        if self.flash_attn == "off" and KINDS[self.cache_type_v.upper()].block_size > 1:
-            raise UsageError(
-                f"{setting.cache_type_v(self.cache_type_v)} needs flash attention: leave "
-                f"{setting.flash_attn} at auto or on, or use f16"
             )
 
     def draft_on_gpu(self, n_layers: int) -> Mapping[str, Self]:

@@ -66,7 +66,6 @@ class PreparedGguf(MeasuredGguf):
             notes += rounding_notes(
                 self._header,
                 self.info.name,
-                self._options.flash_attn,
                 products_are_invariant=not self.offloading.names and can_replace_products(),
                 is_packed=self.enforced or not plan.paged,
                 tiles_are_avoidable=sys.platform == "linux",

@@ -25,7 +25,6 @@ from edgespec_runtimes.gguf.file.heads import (
     HeadShape,
     head_shape,
     missing_matrices,
-    own_part,
     own_shape,
 )
 from edgespec_runtimes.gguf.head import GgufHead, GgufOwnHead, HiddenStateReader
@@ -133,7 +132,7 @@ class PreparedOwnHead(PreparedReader):
                 f"the layer of {header.path.name} that guesses (MTP) is computed on the processor: "
                 f"leave {setting.n_gpu_layers_draft} out, or name another {setting.draft}"
             )
-        super().__init__(request, own_part(header, head), head, mtp=True)
+        super().__init__(request, replace(header, tensors=head.own), head, mtp=True)
 
     @property
     def info(self) -> ModelInfo:

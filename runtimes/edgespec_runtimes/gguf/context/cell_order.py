@@ -74,11 +74,6 @@ class Texts:
         self._n_filled = 0
         """Number of filled cells, at most."""
 
-    @property
-    def n_dropped(self) -> int:
-        """Number of dropped and filled cells, which are not free."""
-        return len(self._waste)
-
     def make_room(self, n_rows: int, reader: Branches | None = None) -> None:
         """Call before a batch of `n_rows` is placed.
 

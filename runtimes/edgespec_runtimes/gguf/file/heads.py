@@ -270,11 +270,6 @@ def own_shape(header: GgufFile) -> HeadShape:
     return HeadShape(layers, header.embedding_length, embeddings, output, own=tuple(own))
 
 
-def own_part(header: GgufFile, shape: HeadShape) -> GgufFile:
-    """The file's header with only the tensors of its prediction layer."""
-    return replace(header, tensors=shape.own)
-
-
 def skipped(header: GgufFile) -> frozenset[str]:
     """Names of the prediction layer's tensors, which are not loaded with the target."""
     if not can_guess(header):

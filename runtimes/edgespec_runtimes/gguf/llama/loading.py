@@ -150,9 +150,7 @@ def load_resident(
     Tensors whose names match a regular expression of `as_stored` are not packed; None packs none.
     No tokenizer is read if `no_texts` is the file's header.
     """
-    params = lib.llama_model_default_params()
-    params.load_mode = _LOAD_NONE
-    params.use_extra_bufts = as_stored is not None and packs()
+    params = _params(_LOAD_NONE, packed=as_stored is not None and packs())
 
     @lib.llama_progress_callback  # type: ignore[untyped-decorator, unused-ignore]
     def proceed(share: float, _: Any) -> bool:
@@ -181,9 +179,7 @@ def load_mapped(
     The second value is True if the platform maps lazily. With `mtp`, only prediction layers are
     computed; no tokenizer is read if `no_texts` is the header.
     """
-    params = lib.llama_model_default_params()
-    params.load_mode, params.use_extra_bufts = _LOAD_MMAP, False
-    params.load_mtp = mtp
+    params = _params(_LOAD_MMAP, mtp)
     start()
     with lazy_mapping(abi.library_path()) as mappings:
 
@@ -200,9 +196,7 @@ def load_mapped(
 
 def load_filled(path: Path, placement: LayerPlacement, stop: AbortFlag) -> Model:
     """Map and read the weights as llama.cpp does by default, without repacking."""
-    params = lib.llama_model_default_params()
-    params.load_mode, params.use_extra_bufts = _LOAD_MMAP, False
-    return _load(path, params, placement)
+    return _load(path, _params(_LOAD_MMAP), placement)
 
 
 def load_sizes_only(path: Path, mtp: bool = False, no_texts: GgufFile | None = None) -> Model:
@@ -211,9 +205,8 @@ def load_sizes_only(path: Path, mtp: bool = False, no_texts: GgufFile | None = N
     With `mtp`, contexts are those of its prediction layers; no tokenizer is read if `no_texts` is
     the header.
     """
-    params = lib.llama_model_default_params()
-    params.load_mode, params.use_extra_bufts, params.no_alloc = _LOAD_NONE, False, True
-    params.load_mtp = mtp
+    params = _params(_LOAD_NONE, mtp)
+    params.no_alloc = True
     return _load(path, params, no_texts=no_texts)
 
 
@@ -255,6 +248,12 @@ def packing_advice() -> str:
 def useful_threads(weight_bytes: int, n_threads: int) -> int:
     """Number of threads, at most `n_threads`, that is useful for a model of this size."""
     return 1 if weight_bytes < SMALL_MODEL_BYTES else n_threads
+
+
+def _params(load_mode: int, mtp: bool = False, packed: bool = False) -> Any:
+    params = lib.llama_model_default_params()
+    params.load_mode, params.load_mtp, params.use_extra_bufts = load_mode, mtp, packed
+    return params
 
 
 def _place(params: Any, placement: LayerPlacement, as_stored: Sequence[str] = ()) -> list[Any]:

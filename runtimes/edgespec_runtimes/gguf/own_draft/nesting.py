@@ -367,11 +367,5 @@ NESTINGS: Mapping[str, Sequence[Nesting]] = {
 
 def as_stored(kind: TensorType, unit_bytes: int) -> Nesting:
     """Weights whose upper part is all of them."""
-
-    def split(units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return units, units[:, :0]
-
-    def join(upper: np.ndarray, lower: np.ndarray, out: np.ndarray) -> None:
-        out[:] = upper
-
+    split, join = (lambda units: (units, units[:, :0])), lambda upper, _, out: np.copyto(out, upper)
     return Nesting(kind, unit_bytes, unit_bytes, 0, split, join)

@@ -18,7 +18,7 @@ from edgespec_runtimes.gguf.context.contexts import ContextShape
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import abi, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
-from edgespec_runtimes.gguf.weights import segments
+from edgespec_runtimes.gguf.weights import row_tables, segments
 from edgespec_runtimes.gguf.weights.offloading import Offloading
 from edgespec_runtimes.gguf.weights.paged_experts import Mixture, mixtures
 
@@ -98,6 +98,11 @@ class MappedWeights:
         """Bytes of the weights that are neither streamable nor looked up by row."""
         unpaged = (w for w in self.traced if not w.swappable and not w.looked_up)
         return sum(weight.entry.nbytes for weight in unpaged)
+
+    def looked_up_bytes(self, n_rows: int) -> int:
+        """Most memory of the rows that passes over up to `n_rows` look up."""
+        tables = (w for w in self.traced if w.looked_up)
+        return sum(row_tables.bytes_for(w.entry, n_rows * w.rows_per_token) for w in tables)
 
     def place(self, placement: loading.LayerPlacement, is_paged: bool = True) -> None:
         """Map the model again with layers on devices.

@@ -122,7 +122,6 @@ def _is_matrix(tensor: TensorEntry) -> bool:
 def rounding_notes(
     header: GgufFile,
     name: str,
-    flash_attn: str,
     *,
     products_are_invariant: bool,
     is_packed: bool,
@@ -156,8 +155,6 @@ def rounding_notes(
         )
     if on_device:
         reasons.append(f"layers of it are computed by {on_device}")
-    if flash_attn == "off":
-        reasons.append("flash attention is off")
     return [
         f"{name}: {reason}, and llama.cpp rounds several rows otherwise than a single one: "
         "where two tokens are almost equally likely, a draft or an earlier text may change which "
