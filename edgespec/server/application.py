@@ -31,7 +31,7 @@ from edgespec.completions.refusals import Refusal, decoded, overloaded
 from edgespec.completions.request_limits import ANSWER_BYTES, STORED_BYTES
 from edgespec.completions.requests import ChatRequest
 from edgespec.completions.tokenizing import detokenize, tokenize
-from edgespec.memory import heap
+from edgespec.memory import heap, process
 from edgespec.server import ollama_routes
 from edgespec.server.answering import DONE, Door, complete, line
 from edgespec.server.front import refused
@@ -58,7 +58,7 @@ class Service:
     max_s: float | None = None
     """Most seconds of an answer from its turn on; None: no limit."""
     stored: StoredResponses = field(default_factory=lambda: StoredResponses(STORED_BYTES))
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: float = field(default_factory=time.time)
     embedding: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while vectors are computed, whose answer has memory of its own in the plan."""
     changing_budget: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -140,6 +140,8 @@ class Service:
         sessions = [one.served.model for one in self.host.loaded]
         paging = [session.paging for session in sessions]
         values = {
+            "uptime_seconds": time.time() - self.created,
+            "peak_memory_bytes": process.peak_rss_bytes(),
             "requests_in_progress": self.queue.n_in_progress,
             "requests_processing": self.queue.n_processing,
             "slots": self.queue.n_slots,
@@ -178,7 +180,7 @@ class Service:
             "object": "model",
             "type": "model",
             "display_name": model.name,
-            "created": self.created,
+            "created": int(self.created),
             "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.created)),
             "owned_by": "edgespec",
             "kind": "embedding" if model.embeds else "text",

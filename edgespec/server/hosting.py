@@ -12,7 +12,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.completions.protocols.model_names import HostedModel, model_named, not_loaded
@@ -34,8 +34,8 @@ class LoadedModel:
     """A model as it was loaded for a server."""
 
     model: Session | Embedder
-    sampling: Mapping[str, Any] | None = None
-    """Defaults for requests; None: the model's own."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults for requests."""
     leaves_room: bool = False
     """True if the plan keeps room for an embedding model beside this one."""
 

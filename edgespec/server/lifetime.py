@@ -93,12 +93,11 @@ class Server:
             if isinstance(session, Embedder):
                 return loaded
             turns = Turns(session.n_parallel)
-            sampling = session.chat_sampling if loaded.sampling is None else loaded.sampling
             completions = Completions(
                 session,
                 model.name,
                 session.target.n_ctx,
-                sampling=dict(sampling),
+                sampling=dict(loaded.sampling),
                 max_tokens=max_tokens,
                 serves=True,
                 on_result=figures.count,

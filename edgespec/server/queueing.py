@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -14,7 +13,6 @@ from starlette.requests import Request
 
 from edgespec.completions.refusals import Refusal, overloaded
 from edgespec.completions.request_limits import POOL_BYTES
-from edgespec.memory import process
 from edgespec.values import GenerationResult
 
 
@@ -162,7 +160,6 @@ class ServerFigures:
     """Figures of a server since it was started, and the loss of its target."""
 
     def __init__(self) -> None:
-        self._began_s = time.monotonic()
         self.totals = defaultdict[str, float](
             float, dict.fromkeys([*_TOTALS, "clients_gone_total"], 0)
         )
@@ -177,11 +174,7 @@ class ServerFigures:
 
     def text(self, others: Mapping[str, float]) -> str:
         """The metrics and others in Prometheus's text format."""
-        own = {
-            "uptime_seconds": time.monotonic() - self._began_s,
-            "peak_memory_bytes": process.peak_rss_bytes(),
-        }
-        values, lines = {**own, **others, **self.totals}, []
+        values, lines = {**others, **self.totals}, []
         for family, names in groupby(values, lambda name: name.partition("{")[0]):
             kind = "counter" if family.endswith("_total") else "gauge"
             lines += [f"# TYPE edgespec_{family} {kind}"]

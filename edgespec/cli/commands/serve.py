@@ -203,7 +203,7 @@ def loader(
     def load(model: HostedModel, beside: bool, progress: Progress) -> LoadedModel:
         one = of_name[model.name]
         loaded, leaves_room = models.load(one, progress, beside)
-        sampling = None
+        sampling: dict[str, Any] = {}
         if isinstance(loaded, Session):
             if tell is not None:
                 loaded.warn_with(tell)
