@@ -233,7 +233,7 @@ MOST_LINES = {
     "paging": 1900,
     "ports": 526,
     "rules": 952,
-    "server": 2027,
+    "server": 2021,
     "session": 2221,
     "settings": 945,
     "state": 589,
