@@ -234,7 +234,7 @@ MOST_LINES = {
     "ports": 526,
     "rules": 952,
     "server": 2021,
-    "session": 2221,
+    "session": 2209,
     "settings": 945,
     "state": 589,
 }

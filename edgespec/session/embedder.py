@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 
@@ -27,21 +27,19 @@ from edgespec.session.given import checked
 from edgespec.session.prepared_models import divided_budget, target_request
 from edgespec.session.tokenizer import Tokenizer
 from edgespec.settings import arguments
-from edgespec.settings.config import LoadFields, LoadSettings
+from edgespec.settings.config import LoadSettings
 from edgespec.values import ModelInfo, PagingStats
 
 
 def load_embedder(
-    settings: LoadSettings | str | Path,
-    progress: Progress | None = None,
-    **fields: Unpack[LoadFields],
+    settings: LoadSettings | str | Path, progress: Progress | None = None
 ) -> Embedder:
     """Load an embedding model so that the process stays within the budget from now on.
 
     The arguments are those of `load`. Raises ModelError for a model that writes texts,
     BudgetError or UsageError, and then leaves nothing open.
     """
-    with _planned(settings, progress, fields) as (prepared, plan), Worker() as worker:
+    with _planned(settings, progress) as (prepared, plan), Worker() as worker:
         return Embedder(worker.run(partial(prepared.load, plan, progress), prepared.cancel), plan)
 
 
@@ -129,12 +127,10 @@ class Embedder(Closeable):
 
 @contextmanager
 def _planned(
-    settings: LoadSettings | str | Path,
-    progress: Progress | None = None,
-    fields: Mapping[str, Any] | None = None,
+    settings: LoadSettings | str | Path, progress: Progress | None = None
 ) -> Iterator[tuple[PreparedEmbedder, MemoryPlan]]:
     """An embedding model whose weights are not read, with its plan."""
-    found, *_ = checked(settings, None, progress, fields)
+    found, *_ = checked(settings, None, progress)
     if found.draft is not None:
         raise UsageError(
             f"{found.model.name} turns texts into vectors, so that nothing is guessed:"

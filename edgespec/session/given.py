@@ -24,14 +24,11 @@ def checked(
     settings: LoadSettings | str | Path,
     engine_settings: EngineSettings | None,
     progress: Progress | None,
-    fields: Mapping[str, Any] | None = None,
 ) -> tuple[LoadSettings, EngineSettings, Progress | None, tuple[str, ...]]:
     """The validated arguments, and notes about the draft that they name. Raises UsageError."""
     if isinstance(settings, str | Path):
         settings = LoadSettings(model=settings)
     settings = arguments.instance("settings", settings, LoadSettings)
-    if fields:
-        settings = settings.but(fields)
     found = {"model": _located(settings.model, False, progress)}
     if settings.draft is not None:
         found["draft"] = _located(settings.draft, True, progress)

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, Unpack
+from typing import TypeVar
 
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.worker import Worker
@@ -26,7 +26,7 @@ from edgespec.session.given import checked
 from edgespec.session.prepared_models import PreparedModels
 from edgespec.session.strategy import is_as_fast, texts_at_once
 from edgespec.settings import arguments
-from edgespec.settings.config import DEFAULT_CTX_SIZE, LoadFields, LoadSettings
+from edgespec.settings.config import DEFAULT_CTX_SIZE, LoadSettings
 from edgespec.settings.units import format_size
 from edgespec.tracing.spans import OFF, Trace, Track
 
@@ -48,14 +48,13 @@ def plan(
     settings: LoadSettings | str | Path,
     engine_settings: EngineSettings | None = None,
     progress: Progress | None = None,
-    **fields: Unpack[LoadFields],
 ) -> MemoryPlan:
     """The memory plan, without reading weights. Raises BudgetError and ModelError.
 
     The arguments are those of `load`. The budget is that of the process: a model that it has loaded
     already counts.
     """
-    with _Opening(*checked(settings, engine_settings, progress, fields)) as opening:
+    with _Opening(*checked(settings, engine_settings, progress)) as opening:
         return opening.plan()
 
 
@@ -64,7 +63,6 @@ def open_models(
     engine_settings: EngineSettings | None = None,
     progress: Progress | None = None,
     trace: Trace = OFF,
-    **fields: Unpack[LoadFields],
 ) -> LoadedModels:
     """The models that `load` loads, without an engine, for programs with an engine of their own.
 
@@ -72,7 +70,7 @@ def open_models(
     """
     with (
         arguments.instance("trace", trace, Trace).span(Track.ENGINE, "load"),
-        _Opening(*checked(settings, engine_settings, progress, fields), trace) as opening,
+        _Opening(*checked(settings, engine_settings, progress), trace) as opening,
     ):
         return opening.load()
 
