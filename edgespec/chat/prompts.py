@@ -180,7 +180,7 @@ class ChatPrompts:
             text,
             tuple(self._tokens(pieces)),
             marks,
-            template.source if template.takes_tools else template.source + BEGIN,
+            template.source if template.takes_tools or not tools else template.source + BEGIN,
             self._hidden(marks, bool(tools)),
             opened,
             ending,

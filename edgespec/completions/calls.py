@@ -70,7 +70,9 @@ def begun_call(text: str, optional: Mapping[str, Collection[str]]) -> ToolCall |
         mark = told.rfind("<", max(0, len(told) - _LONGEST_MARK))
         told = told[: mark if mark >= 0 else None].rstrip("}],` \t\r\n")
     if _CONTROL.search(told):
-        told = _STRING.sub(lambda found: _CONTROL.sub(_escaped, found[0]), told)
+        told = _STRING.sub(
+            lambda text: _CONTROL.sub(lambda one: json.dumps(one[0])[1:-1], text[0]), told
+        )
     names = "|".join(re.escape(json.dumps(one)) for one in optional[name[0]])
     if names and "null" in told:
         null = rf"(?:{names})\s*:\s*null\s*"
@@ -81,18 +83,11 @@ def begun_call(text: str, optional: Mapping[str, Collection[str]]) -> ToolCall |
     return ToolCall(name[0], told)
 
 
-def _escaped(character: re.Match[str]) -> str:
-    return json.dumps(character[0])[1:-1]
-
-
 def written(arguments: Any) -> str:
     """The arguments as JSON text that is valid Unicode."""
+    # half a surrogate pair, which a model escaped, stays an escape
     text = json.dumps(arguments, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, which a model escaped
-        return json.dumps(arguments)
-    return text
+    return text.encode(errors="backslashreplace").decode()
 
 
 class UnfinishedCall(Exception):

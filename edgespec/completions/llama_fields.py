@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from edgespec.completions.protocols.contents import reading
-from edgespec.completions.protocols.request_parts import RequestError
+from edgespec.completions.protocols.request_parts import RequestError, reading
 from edgespec.settings.config import INT32_MAX
 from edgespec.settings.parsing import MAX_BIAS
 

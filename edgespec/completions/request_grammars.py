@@ -11,21 +11,11 @@ from typing import Any
 
 from edgespec.chat.adapting import BEGIN, END
 from edgespec.completions.protocols.request_parts import RequestError
-from edgespec.completions.requests import ChatRequest, ResponseFormat
-from edgespec.completions.tool_calls import knows_calls
+from edgespec.completions.requests import ResponseFormat
 from edgespec.grammar.schemas import without_annotations
 from edgespec.grammar.specification import Grammar, from_gbnf, json_rules, unchecked_schema
 
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-
-
-def grammar_of_chat(request: ChatRequest, template: str) -> Grammar | None:
-    """Grammar required by `tool_choice`, otherwise by `response_format`; None for free text.
-    `template` is the source of the chat template."""
-    required = request.required_tools
-    if required is None:
-        return grammar_of(request.response_format)
-    return call_grammar(required, knows_calls(template))
 
 
 def grammar_of(response_format: ResponseFormat | None) -> Grammar | None:

@@ -12,12 +12,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from edgespec.completions import llama_fields
-from edgespec.completions.protocols.contents import reading, string
 from edgespec.completions.protocols.request_parts import (
     ParsedRequest,
     RequestError,
     RequestPart,
     leave_out,
+    reading,
+    string,
 )
 from edgespec.ports import unknown_token
 from edgespec.settings.config import INT32_MAX, SamplingParams
@@ -142,11 +143,6 @@ class CommonRequest(SamplingRequest):
     @classmethod
     def known_fields(cls) -> list[str]:
         return [*super().known_fields(), *llama_fields.KNOWN]
-
-    @property
-    def wants_usage(self) -> bool:
-        """True if a stream ends with a chunk that has the token usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def limit(self) -> int | None:

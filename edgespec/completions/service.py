@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from edgespec.chat.messages import Message
@@ -18,13 +17,7 @@ from edgespec.completions import request_limits
 from edgespec.completions.filling import FillingIn
 from edgespec.completions.protocols.openai_replies import ChatReply, TextReply
 from edgespec.completions.protocols.request_parts import RequestError, about
-from edgespec.completions.reasoned import (
-    MIN_ANSWER_TOKENS,
-    MIN_REASONING_TOKENS,
-    ReasonedAnswers,
-    Wrap,
-)
-from edgespec.completions.request_grammars import grammar_of, grammar_of_chat
+from edgespec.completions.request_grammars import call_grammar, grammar_of
 from edgespec.completions.requests import (
     ChatRequest,
     CommonRequest,
@@ -33,12 +26,22 @@ from edgespec.completions.requests import (
 )
 from edgespec.completions.running_request import ChoiceSource, Completion, OnResult, Reply
 from edgespec.completions.tokenizing import Tokenizes
+from edgespec.completions.tool_calls import knows_calls
 from edgespec.completions.writing import MessageWriter
 from edgespec.errors import ContextOverflow, EdgespecError, ModelError
+from edgespec.grammar.after_reasoning import AfterReasoning, ReasoningEnd
 from edgespec.grammar.specification import GRAMMAR_BYTES, Grammar
 from edgespec.ports.text_request import Constraint, TextRequest, Tokens
 from edgespec.settings.config import SamplingParams
 from edgespec.values import ModelInfo
+
+MIN_ANSWER_TOKENS = 256
+"""Tokens that are kept for an answer under a grammar; a fourth of the limit if that is more."""
+MIN_REASONING_TOKENS = 64
+"""Least tokens of reasoning that are worth their time before such an answer."""
+
+Wrap = Callable[[Constraint | None], Constraint | None]
+"""Returns a constraint that lets the model reason before the given one, if there is one, holds."""
 
 
 class Generates(Protocol):
@@ -94,7 +97,7 @@ class Completions:
 
     def __post_init__(self) -> None:
         self.model = self.model or self._session.target.name
-        self._reasoned = ReasonedAnswers(self._session)
+        self._ends: dict[tuple[str, tuple[int, ...]], ReasoningEnd] = {}
         self.filling = FillingIn(self._session.encode)
 
     def piece_of(self, token: int) -> bytes:
@@ -133,7 +136,10 @@ class Completions:
         Texts of a `client` stay apart from those of others. Raises UsageError and ModelError.
         """
         tools, prompt = request.offered_tools, self._prompt(request)
-        grammar = grammar_of_chat(request, prompt.template)
+        if (required := request.required_tools) is None:
+            grammar = grammar_of(request.response_format)
+        else:
+            grammar = call_grammar(required, knows_calls(prompt.template))
         prompt, wrap = self._with_reasoning(request, prompt, grammar is not None)
         functions = [tool["function"] for tool in tools or ()]
         schemas = {function["name"]: function.get("parameters") for function in functions}
@@ -165,7 +171,7 @@ class Completions:
         budget = self.reasoning_budget if budget is None else budget
         if budget == 0 and prompt.marks is not None:
             told = self._without_reasoning(request, prompt)
-            return told, None if has_grammar else self._reasoned.wrap(told, 0, has_grammar=False)
+            return told, None if has_grammar else self.wrap(told, 0, has_grammar=False)
         if has_grammar and prompt.opened:
             most = self._session.most_tokens(len(prompt.tokens), request.limit)
             n_free = most - max(MIN_ANSWER_TOKENS, most // 4)
@@ -174,7 +180,25 @@ class Completions:
             budget = n_free if budget is None else min(budget, n_free)
         elif has_grammar or budget is None:
             return prompt, None
-        return prompt, self._reasoned.wrap(prompt, budget, has_grammar)
+        return prompt, self.wrap(prompt, budget, has_grammar)
+
+    def wrap(self, prompt: ChatPrompt, n_free: int, has_grammar: bool) -> Wrap | None:
+        """For an answer with `n_free` tokens of reasoning; None if there are no marks of it."""
+        marks, closing = prompt.marks, prompt.ending_tokens
+        if marks is None or not closing:
+            return None
+        session, hidden = self._session, prompt.hidden_marks
+
+        def shown(token: int) -> bytes:
+            """The bytes of a token, also of a mark that is a control token."""
+            return hidden[token].encode() if token in hidden else session.piece(token)
+
+        new = ReasoningEnd(marks.end, closing, shown, session.target.n_vocab, session.eog_tokens)
+        end = self._ends.setdefault((marks.end, closing), new)
+        if has_grammar:  # here, since the thread that computes serves others, too
+            _ = end.vocabulary
+        begin = None if prompt.opened else marks.begin
+        return lambda constraint: AfterReasoning(end, n_free, constraint, begin)
 
     def _without_reasoning(self, request: ChatRequest, prompt: ChatPrompt) -> ChatPrompt:
         """The prompt of a conversation whose answer begins at once, in the template's own way if
@@ -193,21 +217,17 @@ class Completions:
         prompts = {}
         for place, one in enumerate(request.prompt):
             param = "prompt" if len(request.prompt) == 1 else f"prompt.{place}"
-            prompts[param] = self._encoded(one, param, request)
+            with about(param):
+                if not isinstance(one, str):
+                    check_tokens(one, self._session.target.n_vocab, param)
+                    prompts[param] = one
+                elif request.suffix:
+                    prompts[param] = self.filling.prompt(one, request.suffix, param="suffix")
+                else:
+                    prompts[param] = self._session.encode(one)
         grammar = grammar_of(request.response_format)
         reply = reply or TextReply(self, request)
         return self._completion(request, reply, client, prompts, grammar)
-
-    def _encoded(
-        self, prompt: str | Sequence[int], param: str, request: CompletionRequest
-    ) -> Sequence[int]:
-        if not isinstance(prompt, str):
-            check_tokens(prompt, self._session.target.n_vocab, param)
-            return prompt
-        with about(param):
-            if request.suffix:
-                return self.filling.prompt(prompt, request.suffix, param="suffix")
-            return self._session.encode(prompt)
 
     def limit_of(self, request: CommonRequest) -> int | None:
         """Most tokens of each text; None: as many as fit into the context."""
@@ -248,7 +268,7 @@ class Completions:
         grammar: Grammar | None,
         wrap: Wrap | None = None,
         new_writer: Callable[[], MessageWriter] = MessageWriter,
-        shown: Mapping[int, str] = MappingProxyType({}),
+        shown: Mapping[int, str] | None = None,
     ) -> Completion:
         """The answer to `prompts`, by the names of their fields; all are checked first.
 
@@ -260,7 +280,7 @@ class Completions:
             max_tokens=self.limit_of(request),
             stop=tuple(request.stop or ()),
             n_logprobs=request.n_logprobs,
-            shown=shown,
+            shown=shown or {},
             client=client,
             notes=() if grammar is None else grammar.notes,
             runs_ahead=self.serves or not request.stream,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from edgespec.chat.prompts import ChatPrompt
-from edgespec.chat.reasoning import ReasoningSplitter
+from edgespec.chat.reasoning import Part, ReasoningSplitter
 from edgespec.completions.calls import Parameters, ToolCall
 from edgespec.completions.families import BLOCKS
 from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Kind
@@ -35,9 +35,7 @@ class MessageWriter:
     ) -> None:
         self.parts: list[AnswerPart] = []
         self._reasoning = ReasoningSplitter(None) if prompt is None else prompt.splitter()
-        self._template = prompt.template if prompt else ""
-        self._tools = tools
-        self._calls = CallSplitter(tools, self._template) if tools else None
+        self._calls = CallSplitter(tools, prompt.template if prompt else "") if tools else None
         self._new_id = new_id
         self._is_open = False
         """True while the last part may grow."""
@@ -46,9 +44,7 @@ class MessageWriter:
 
     def push(self, text: str) -> list[Change]:
         """Append text and return the resulting changes."""
-        changes: list[Change] = []
-        for part in self._reasoning.push(text):
-            changes += self._split(part.kind, part.text)
+        changes = self._split(self._reasoning.push(text))
         if self._calls and (call := self._calls.begun):
             if not self._is_in_call:
                 changes += self._begin_call(ToolCall(call.name, ""))
@@ -58,28 +54,20 @@ class MessageWriter:
 
     def finish(self) -> list[Change]:
         """End the text and return the changes that were held back."""
-        changes: list[Change] = []
-        for part in self._reasoning.finish():
-            changes += self._split(part.kind, part.text)
+        changes = self._split(self._reasoning.finish())
         if self._calls is not None:
             rest = self._calls.finish()
             is_cut_off = self._is_in_call and len(self._calls.calls) == self._n_read
             if rest and not is_cut_off:
                 changes += self._grow("text", rest)
             changes += self._new_calls(self._calls)
-            if self._reasoning.is_reasoning and not self.has_calls:
-                changes += self._calls_in_reasoning()
+            thought = "".join(part.text for part in self.parts if part.kind == "reasoning")
+            is_open = self._reasoning.is_reasoning and not self.has_calls
+            if is_open and any(mark in thought for mark in BLOCKS):  # as some models write them
+                self._calls.push(thought)
+                self._calls.finish()
+                changes += self._new_calls(self._calls)
         return changes + self._end()
-
-    def _calls_in_reasoning(self) -> list[Change]:
-        """The calls of reasoning that was never closed, as some models write them."""
-        text = "".join(part.text for part in self.parts if part.kind == "reasoning")
-        if not any(mark in text for mark in BLOCKS):
-            return []
-        splitter = CallSplitter(self._tools, self._template)
-        splitter.push(text)
-        splitter.finish()
-        return [change for call in splitter.calls for change in self._begin_call(call)]
 
     @property
     def is_reasoning(self) -> bool:
@@ -94,13 +82,18 @@ class MessageWriter:
         """True while the last part is a call whose arguments are being written."""
         return self._is_open and self.parts[-1].kind == "call"
 
-    def _split(self, kind: str, text: str) -> list[Change]:
-        if kind == "reasoning" or self._calls is None:
-            return self._grow("reasoning" if kind == "reasoning" else "text", text)
-        text = self._calls.push(text)
-        # text that comes while a call is open is behind it
-        before = self._new_calls(self._calls) if self._is_in_call else []
-        return [*before, *(self._grow("text", text) if text else ()), *self._new_calls(self._calls)]
+    def _split(self, parts: Sequence[Part]) -> list[Change]:
+        changes: list[Change] = []
+        for part in parts:
+            if part.kind == "reasoning" or self._calls is None:
+                changes += self._grow("text" if part.kind == "answer" else "reasoning", part.text)
+                continue
+            text = self._calls.push(part.text)
+            if self._is_in_call:  # text that comes while a call is open is behind it
+                changes += self._new_calls(self._calls)
+            changes += self._grow("text", text) if text else ()
+            changes += self._new_calls(self._calls)
+        return changes
 
     def _grow(self, kind: Kind, text: str) -> list[Change]:
         changes: list[Change] = []

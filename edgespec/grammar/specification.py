@@ -120,20 +120,17 @@ def json_rules(schemas: Mapping[str, Any], start: str) -> Grammar:
 
     Each schema is a document of its own, with its own references. Raises GrammarError.
     """
-    rules = [schema_rules(schema, name) for name, schema in schemas.items()]
-    formats = {name for schema in schemas.values() for name in unchecked_parts(schema)}
-    return Grammar("grammar", "".join([start, *rules]), True, tuple(sorted(formats)))
-
-
-def schema_rules(schema: Any, name: str) -> str:
-    """Lark rules of which the one called `name` is JSON that fits a schema. Raises GrammarError."""
     try:
-        read = rewritten(schema)
-        if not isinstance(read, dict):
-            read = {} if read else {"not": {}}
-        return f"{name}: %json {json.dumps({'x-guidance': JSON_STYLE} | read)}\n"
+        rules = [start]
+        for name, schema in schemas.items():
+            read = rewritten(schema)
+            if not isinstance(read, dict):
+                read = {} if read else {"not": {}}
+            rules.append(f"{name}: %json {json.dumps({'x-guidance': JSON_STYLE} | read)}\n")
     except (TypeError, ValueError, RecursionError) as error:
         raise GrammarError(f"the JSON schema is wrong: {error}") from error
+    formats = {name for schema in schemas.values() for name in unchecked_parts(schema)}
+    return Grammar("grammar", "".join(rules), True, tuple(sorted(formats)))
 
 
 def library_bytes(n_vocab: int, text_bytes: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgespec.chat.prompts import ChatPrompts
-from edgespec.completions import reasoned, service
+from edgespec.completions import service
 from edgespec.grammar.specification import json_schema
 from edgespec.ports.chat_format import ChatFormat
 from edgespec.session.session import Session
@@ -125,7 +125,7 @@ def test_a_model_that_opens_reasoning_itself_has_a_budget(session: Session) -> N
     template = TEMPLATE + "{#- <think> </think> -#}"
     session.use_chat_template(template)
     prompt = session.chat_prompt([{"role": "user", "content": "A city?"}])
-    wrap = reasoned.ReasonedAnswers(session).wrap(prompt, 40, has_grammar=False)
+    wrap = service.Completions(session).wrap(prompt, 40, has_grammar=False)
     assert wrap is not None and prompt.ending_tokens
     its = wrap(None)
     for token in session.encode("<think>abc"):

@@ -70,18 +70,14 @@ class Step:
 
 def message_of(parts: Sequence[AnswerPart]) -> dict[str, Any]:
     """The parts as a message of the assistant in OpenAI's format, without its role."""
-    texts = {
-        kind: "".join(part.text for part in parts if part.kind == kind)
-        for kind in ("reasoning", "text")
-    }
+    reasoning, text = (
+        "".join(part.text for part in parts if part.kind == kind) for kind in ("reasoning", "text")
+    )
     calls = [part.as_call() for part in parts if part.kind == "call"]
-    message: dict[str, Any] = {"content": texts["text"]}
-    if texts["reasoning"]:
-        message["reasoning_content"] = texts["reasoning"]
-    if calls:
-        message["tool_calls"] = calls
-        message["content"] = texts["text"] or None
-    return message
+    message: dict[str, Any] = {"content": (text or None) if calls else text}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    return message | ({"tool_calls": calls} if calls else {})
 
 
 def delta_of(change: Change) -> dict[str, Any] | None:

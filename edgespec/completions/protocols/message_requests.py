@@ -12,8 +12,15 @@ from typing import Any, Literal, Self
 from pydantic import Field
 
 from edgespec.chat.messages import text_of
-from edgespec.completions.protocols.contents import call_of, reading, string, told
-from edgespec.completions.protocols.request_parts import ParsedRequest, RequestError, RequestPart
+from edgespec.completions.protocols.request_parts import (
+    ParsedRequest,
+    RequestError,
+    RequestPart,
+    call_of,
+    reading,
+    string,
+    told,
+)
 from edgespec.completions.requests import MAX_STOPS, ChatRequest, callable_tools
 from edgespec.settings.config import INT32_MAX
 

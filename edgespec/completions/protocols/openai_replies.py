@@ -25,10 +25,13 @@ class ChatReply(Reply):
 
     kinds = ("chat.completion", "chat.completion.chunk", "chatcmpl")
     """Names of a whole answer, of a chunk of a stream, and the prefix of ids."""
+    request_type: type[CommonRequest] = ChatRequest
 
     def __init__(self, completions: Completions, content: object) -> None:
         """Read a request in decoded JSON. Raises RequestError."""
-        request, start = self._read(completions, content)
+        request = self.request_type.parse(content)
+        is_text = isinstance(request, CompletionRequest)
+        start: Any = completions.text if is_text else completions.chat
         super().__init__(request.stream, partial(start, request))
         self._request = request
         self._common = {
@@ -37,10 +40,6 @@ class ChatReply(Reply):
             "model": completions.model,
             "system_fingerprint": f"edgespec_{extras.installed_version()}",
         }
-
-    def _read(self, completions: Completions, content: object) -> tuple[CommonRequest, Any]:
-        """The request, and what starts its answer."""
-        return ChatRequest.parse(content), completions.chat
 
     def choice(self, completion: Completion, logged: Sequence[TokenEvent]) -> Answer:
         message: Answer = {"role": "assistant", "refusal": None, "annotations": []}
@@ -64,7 +63,8 @@ class ChatReply(Reply):
         yield self._chunk({"index": step.index} | choice) | (progress or completion.marks)
 
     def end(self, completion: Completion) -> Iterable[Answer]:
-        if self._request.wants_usage:
+        options = self._request.stream_options
+        if options is not None and options.include_usage:
             yield self._chunk() | {"usage": completion.usage.as_dict()} | completion.marks
 
     def _chunk(self, *choices: Answer) -> Answer:
@@ -83,11 +83,9 @@ class TextReply(ChatReply):
     """Formats completions; each choice continues a prompt."""
 
     kinds = ("text_completion", "text_completion", "cmpl")
+    request_type = CompletionRequest
     _offset = 0
     """Characters of the current text so far."""
-
-    def _read(self, completions: Completions, content: object) -> tuple[CommonRequest, Any]:
-        return CompletionRequest.parse(content), completions.text
 
     def choice(self, completion: Completion, logged: Sequence[TokenEvent]) -> Answer:
         return {

@@ -5,6 +5,7 @@ Servers leave unknown fields out and name them; elsewhere they are refused. Erro
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,6 +20,8 @@ from edgespec.settings.base import nearest
 
 NEAR = 0.8
 """Least similarity of a misspelled field to a known one."""
+_UNTOLD = ("type", "id", "call_id", "tool_use_id", "status")
+"""Fields of items that are not told to the model."""
 _LEFT_OUT: ContextVar[list[str] | None] = ContextVar("left_out", default=None)
 
 
@@ -47,6 +50,22 @@ def about(param: str) -> Iterator[None]:
     except ContextOverflow as error:
         error.param = param
         raise
+
+
+@contextmanager
+def reading(where: str, param: str) -> Iterator[None]:
+    """Context manager that names the place of what is not as a protocol has it. Raises
+    RequestError."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except KeyError as error:
+        raise RequestError(f"{where}.{error.args[0]} is missing", param) from error
+    except ValueError as error:
+        raise RequestError(f"{where}: {error}", param) from error
+    except (TypeError, AttributeError) as error:
+        raise RequestError(f"{where} has a value of a wrong type", param) from error
 
 
 @contextmanager
@@ -131,3 +150,24 @@ def _place(details: ErrorDetails, content: object) -> list[str]:
             path.append(step)
             value = found.get(step, value)
     return path
+
+
+def told(item: Mapping[str, Any]) -> str:
+    """The text for a call of a tool that only other servers have, or for what it returned."""
+    fields = {name: v for name, v in item.items() if name not in _UNTOLD and v is not None}
+    text, secret = json.dumps(fields), "encrypted_content"
+    plain = json.loads(text, object_hook=lambda at: {k: at[k] for k in at if k != secret})
+    return f"[{item['type']}] {json.dumps(plain, ensure_ascii=False)}"
+
+
+def string(value: Any) -> str:
+    """The value, which must be text. Raises ValueError."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.40} must be text")
+    return value
+
+
+def call_of(identity: Any, name: Any, arguments: Any) -> dict[str, Any]:
+    """A call in OpenAI's format. Raises ValueError."""
+    function = {"name": string(name), "arguments": string(arguments)}
+    return {"id": string(identity), "type": "function", "function": function}

@@ -11,8 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from edgespec.chat.messages import text_of
-from edgespec.completions.protocols.contents import call_of, reading, string, told
-from edgespec.completions.protocols.request_parts import RequestPart
+from edgespec.completions.protocols.request_parts import RequestPart, call_of, reading, string, told
 from edgespec.completions.requests import (
     ChatRequest,
     JsonSchema,
