@@ -23,7 +23,7 @@ from edgespec import extras
 from edgespec.completions.embeddings import EmbeddingRequest, Embeddings
 from edgespec.completions.protocols.message_replies import MessagesReply
 from edgespec.completions.protocols.message_requests import CountRequest
-from edgespec.completions.protocols.model_names import HostedModel
+from edgespec.completions.protocols.model_names import HostedModel, model_named
 from edgespec.completions.protocols.openai_replies import ChatReply, TextReply
 from edgespec.completions.protocols.request_parts import leaving_out
 from edgespec.completions.protocols.response_replies import ResponsesReply, StoredResponses
@@ -164,7 +164,7 @@ class Service:
         name = request.path_params["name"]
         if len(self.host.models) == 1 and name != self.host.models[0].name:
             raise Refusal(404, f"this server has no model {name!r}", code="model_not_found")
-        return JSONResponse(self._described(self.host.named(name)))
+        return JSONResponse(self._described(model_named(self.host.models, name)))
 
     def _described(self, model: HostedModel) -> dict[str, Any]:
         loaded: dict[str, Any] = {}
@@ -191,7 +191,7 @@ class Service:
         }
 
     async def props(self, request: Request) -> Response:
-        async with self.host.using(self.host.named(None, False)) as served:
+        async with self.host.using(model_named(self.host.models, None, False)) as served:
             n_ctx, completions = served.model.target.n_ctx, served.completions
             told = {
                 "default_generation_settings": {"n_ctx": n_ctx, "params": completions.sampling},
@@ -205,7 +205,7 @@ class Service:
             return JSONResponse(told)
 
     async def slots(self, request: Request) -> Response:
-        async with self.host.using(self.host.named(None, False)) as served:
+        async with self.host.using(model_named(self.host.models, None, False)) as served:
             n_ctx, n_busy = served.model.target.n_ctx, self.queue.n_processing
             slots = range(self.queue.n_slots)
             told = [{"id": one, "n_ctx": n_ctx, "is_processing": one < n_busy} for one in slots]
@@ -221,7 +221,7 @@ class Service:
         async with self.queue.body_of(request) as body:
             fields = as_fields(decoded(body))
         name = fields.get("model") or fields.get("name")
-        model = self.host.named(str(name) if name else None)
+        model = model_named(self.host.models, str(name) if name else None)
         served = model.served
         template = served.completions.template if isinstance(served, ServedText) else ""
         info = served and served.model.target
@@ -233,7 +233,7 @@ class Service:
         With one model, the body is not decoded for this.
         """
         if len(self.host.models) == 1:
-            return self.host.named(None, embeds), False
+            return model_named(self.host.models, None, embeds), False
 
         def read() -> tuple[str | None, bool]:
             content = decoded(body)
@@ -243,7 +243,7 @@ class Service:
 
         async with self.queue.preparing:
             name, streams = await in_thread(read)
-        return self.host.named(name, embeds), streams
+        return model_named(self.host.models, name, embeds), streams
 
     async def computed(self, compute: _Compute, request: Request) -> Response:
         """The answer that `compute` gives with the model that a request names, and its body."""

@@ -63,10 +63,6 @@ class HttpServer(uvicorn.Server):
         self._waits: dict[object, tuple[tuple[object, ...], float]] = {}
         """State of each connection that waits for its client, and since when it has been so."""
 
-    def allow(self, max_waiting: int) -> None:
-        """Let as many requests wait."""
-        self.config.limit_concurrency = max_waiting + self._limits.connections + 1
-
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield

@@ -98,7 +98,9 @@ class Front:
         begun_s = time.monotonic()
         headers = Headers(scope=scope)
         state = scope.setdefault("state", {})
-        state["request_id"] = identity = _request_id(headers)
+        given = headers.get("x-request-id", "")
+        identity = given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+        state["request_id"] = identity
         ignored: list[str] = state.setdefault("ignored", [])
         added = dict.fromkeys(("X-Request-Id", "Request-Id"), identity)  # the latter is Anthropic's
         status, is_whole = GONE, False
@@ -190,9 +192,3 @@ async def refused(request: Request, error: Exception) -> Response:
         return Response(status_code=GONE)
     refusal = refusal_for(error, request.scope)
     return JSONResponse(error_body(refusal, request.scope), refusal.status, refusal.headers)
-
-
-def _request_id(headers: Headers) -> str:
-    """The client's `X-Request-Id`, or a new one."""
-    given = headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"

@@ -7,6 +7,7 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 from urllib.parse import urlsplit
@@ -67,7 +68,9 @@ class Guard:
 
         A server for other machines cannot know its names, and has a key instead.
         """
-        name = _host_name(headers.get("host", ""))
+        name = ""
+        with suppress(ValueError):  # a name without the port and an IPv6 address's brackets
+            name = (urlsplit(f"//{headers.get('host', '')}").hostname or "").lower()
         if is_local(self.host) and name not in LOCAL_HOSTS | self.allowed_hosts | {self.host}:
             message = f"requests may not call this server {name!r}: --allowed-host {name} lets them"
             raise Refusal(403, message, code="host_not_allowed")
@@ -164,11 +167,3 @@ def is_local(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _host_name(header: str) -> str:
-    """Name without the port, and without an IPv6 address's brackets."""
-    try:
-        return (urlsplit(f"//{header}").hostname or "").lower()
-    except ValueError:
-        return ""

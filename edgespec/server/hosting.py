@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgespec.completions.protocols.model_names import HostedModel, model_named, not_loaded
+from edgespec.completions.protocols.model_names import HostedModel, not_loaded
 from edgespec.completions.service import Completions
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, EdgespecError
@@ -80,10 +80,6 @@ class ModelHost:
         """The models in memory, those that write texts first."""
         loaded = [model for model in self.models if model.served is not None]
         return sorted(loaded, key=lambda model: model.embeds)
-
-    def named(self, name: str | None, embeds: bool | None = None) -> HostedModel:
-        """The model that a request names, see `model_named`. Raises Refusal."""
-        return model_named(self.models, name, embeds)
 
     def is_ready(self, model: HostedModel) -> bool:
         """True if a request to `model` need not wait: it is loaded, and has to leave for no other

@@ -133,7 +133,7 @@ class Server:
                 self.chat_refusal = begun.completions.chat_refusal
         limit, max_s = BudgetLimit.of(budget), settings.time_limit
         service = Service(host, self._queue, self._guard, figures, limit, on_budget, max_s)
-        self._http.allow(settings.queue)
+        self._http.config.limit_concurrency = settings.queue + self._limits.connections + 1
         self._application = service.application()
 
     @contextmanager

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from edgespec.completions.protocols.model_names import HostedModel
+from edgespec.completions.protocols.model_names import HostedModel, model_named
 from edgespec.completions.refusals import Refusal
 from edgespec.errors import Cancelled, ModelError
 from edgespec.server.hosting import ModelHost
@@ -235,21 +235,21 @@ def test_a_request_that_is_given_up_while_it_waits_holds_nothing(world: World) -
 
 def test_an_unknown_name_is_a_404_that_names_the_models(world: World) -> None:
     with pytest.raises(Refusal, match=r"a\.gguf.*b\.gguf") as refused:
-        world.host.named("c")
+        model_named(world.host.models, "c")
     assert refused.value.status == 404
 
 
 @pytest.mark.parametrize(("name", "embeds"), [("a", True), ("v", False)])
 def test_a_model_of_the_other_kind_is_refused(world: World, name: str, embeds: bool) -> None:
     with pytest.raises(Refusal) as refused:
-        world.host.named(name, embeds)
+        model_named(world.host.models, name, embeds)
     assert refused.value.status == 400
 
 
 def test_a_request_without_a_name_is_refused_where_it_could_mean_several(world: World) -> None:
     """Otherwise its text would depend on which model happens to be loaded."""
     with pytest.raises(Refusal, match=r"give model, one of a\.gguf, b\.gguf$") as refused:
-        world.host.named(None, embeds=False)
+        model_named(world.host.models, None, embeds=False)
     assert (refused.value.status, refused.value.param) == (400, "model")
 
 
