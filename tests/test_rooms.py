@@ -233,7 +233,7 @@ MOST_LINES = {
     "paging": 1900,
     "ports": 526,
     "rules": 952,
-    "server": 2021,
+    "server": 2004,
     "session": 2209,
     "settings": 945,
     "state": 589,
