@@ -231,11 +231,11 @@ MOST_LINES = {
     "models": 740,
     "onnx": 7985,
     "paging": 1900,
-    "ports": 526,
+    "ports": 523,
     "rules": 952,
     "server": 2004,
-    "session": 2209,
-    "settings": 945,
+    "session": 2199,
+    "settings": 942,
     "state": 589,
 }
 """Lines of folders, which only fall."""

@@ -55,15 +55,12 @@ def unknown_token(token: int, n_vocab: int) -> UsageError:
     return UsageError(f"token {token} is unknown: tokens are 0 to {n_vocab - 1}")
 
 
-NO_POOL = Pool(1)
-"""Pool of a part without nodes."""
-
-
 class PassPart(NamedTuple):
     """The rows of one slot in a pass: prompt tokens, tree nodes, or both."""
 
     slot: int
-    pool: Pool = NO_POOL
+    pool: Pool = Pool(1)
+    """The default is for a part without nodes."""
     nodes: Sequence[int] = ()
     """Parents come before children. The ancestors of a node are among them, or were evaluated
     earlier and kept."""

@@ -80,32 +80,19 @@ async def in_loop(iterator: Iterator[T], cancel: Callable[[], None]) -> AsyncGen
         for item in iterator:
             loop.call_soon_threadsafe(items.put_nowait, (item,))
 
-    ended = _started(run)
-    ended.add_done_callback(lambda _: items.put_nowait(None))
+    running = asyncio.ensure_future(in_thread(run, cancel))
+    running.add_done_callback(lambda _: items.put_nowait(None))
     try:
         while (item := await items.get()) is not None:
             yield item[0]
-        ended.result()
+        await running
     finally:
         cancel()
-        await asyncio.wait([ended])
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def in_thread(call: Callable[[], T], cancel: Callable[[], None] = lambda: None) -> T:
-    """The result of `call`, run in a thread; cancelling the task calls `cancel`."""
-    waiting = _started(call)
-    try:
-        return await asyncio.shield(waiting)
-    except asyncio.CancelledError:
-        cancel()
-        while not waiting.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([waiting])
-        raise
-
-
-def _started(call: Callable[[], T]) -> asyncio.Future[T]:
-    """The result to come of `call`, which runs in a thread of its own."""
+    """The result of `call`, run in a thread of its own; cancelling the task calls `cancel`."""
     done: Future[T] = Future()
 
     def run() -> None:
@@ -116,6 +103,12 @@ def _started(call: Callable[[], T]) -> asyncio.Future[T]:
 
     threading.Thread(target=run, name="edgespec-generation", daemon=True).start()
     waiting = asyncio.wrap_future(done)
-    # asyncio complains of errors that nobody sees, as those of a call whose task was cancelled
-    waiting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-    return waiting
+    try:
+        return await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        cancel()
+        while not waiting.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([waiting])
+        waiting.exception()  # nobody else sees it, of which asyncio would complain
+        raise

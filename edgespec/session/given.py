@@ -10,14 +10,11 @@ from typing import Any
 
 from edgespec import extras
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import ModelError, UsageError
+from edgespec.errors import ModelError
 from edgespec.ports import Progress
 from edgespec.settings import arguments, hub_reference
 from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec.settings.parsing import OWN_DRAFT
-
-MAX_LOGPROBS = 100
-"""Most alternatives of a token; 0: only its own log probability."""
 
 
 def checked(
@@ -49,12 +46,6 @@ def sampling_params(sampling: SamplingParams | None, fields: Mapping[str, Any]) 
         return SamplingParams.model_validate(fields)
     arguments.instance("sampling", sampling, SamplingParams)
     return SamplingParams.model_validate({**dict(sampling), **fields}) if fields else sampling
-
-
-def number_of_logprobs(given: int) -> int:
-    if not 0 <= (number := arguments.whole("logprobs", given)) <= MAX_LOGPROBS:
-        raise UsageError(f"logprobs must be between 0 and {MAX_LOGPROBS}, not {number}")
-    return number
 
 
 def _located(path: Path, takes_heads: bool, progress: Progress | None) -> Path:

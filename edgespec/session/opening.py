@@ -238,12 +238,12 @@ def _with_worthy_draft(models: PreparedModels) -> MemoryPlan:
         f"{format_size(paired.bytes_per_pass)}, and without it "
         f"{format_size(without.bytes_per_pass)}: more speed is expected without it"
     )
-    if settings.optional_draft:
-        left_out = f"{note}, so that it is left out ({setting.draft} asks for it)"
-        models.restart(settings.without_draft(), left_out)
-        return models.planned()
-    models.own_notes.append(f"{note} ({setting.draft(None)})")
-    return paired
+    if not settings.optional_draft:
+        models.own_notes.append(f"{note} ({setting.draft(None)})")
+        return paired
+    reason = f"{note}, so that it is left out ({setting.draft} asks for it)"
+    models.restart(settings.without_draft(), reason)
+    return models.planned()
 
 
 def _with_more_cells(models: PreparedModels, least: MemoryPlan) -> MemoryPlan:

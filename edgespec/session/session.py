@@ -30,7 +30,7 @@ from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.ports import Progress
 from edgespec.ports.text_request import Constraint, TextRequest
-from edgespec.session.given import number_of_logprobs, sampling_params
+from edgespec.session.given import sampling_params
 from edgespec.session.opening import LoadedModels, open_models, plan
 from edgespec.session.session_budget import BudgetReport, SessionBudget
 from edgespec.session.tokenizer import Tokenizer
@@ -47,6 +47,10 @@ if TYPE_CHECKING:
     from edgespec.grammar.matcher import GrammarCompiler
 
 __all__ = ["LoadedModels", "Session", "load", "open_models", "plan"]
+
+
+MAX_LOGPROBS = 100
+"""Most alternatives of a token; 0: only its own log probability."""
 
 
 class TextOptions(SamplingFields, total=False):
@@ -229,7 +233,9 @@ class Session(Closeable):
             stop=arguments.texts("stop", stop),
             progress=progress,
             constraint=None if grammar is None else self.constraint(grammar),
-            n_logprobs=None if logprobs is None else number_of_logprobs(logprobs),
+            n_logprobs=None
+            if logprobs is None
+            else arguments.whole("logprobs", logprobs, MAX_LOGPROBS),
             shown=shown or {},
             notes=() if grammar is None else grammar.notes,
         )

@@ -50,12 +50,12 @@ def token_ids(name: str, value: Any) -> list[int]:
     return [whole(f"a token of {name}", token) for token in tokens]
 
 
-def whole(name: str, value: Any) -> int:
-    """`value` as a whole number. Raises UsageError."""
+def whole(name: str, value: Any, most: int | None = None) -> int:
+    """`value` as a whole number, with `most` from 0 up to it. Raises UsageError."""
     with suppress(TypeError):
-        if not isinstance(value, bool):
+        if not isinstance(value, bool) and (most is None or 0 <= index(value) <= most):
             return index(value)
-    raise _wrong(name, "a whole number", value)
+    raise _wrong(name, "a whole number" if most is None else f"between 0 and {most}", value)
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:

@@ -104,24 +104,21 @@ def in_flags(text: str, file: Path | None = None, in_file: Collection[str] = ())
     def spelled(said: str) -> str:
         name, _, value = said.replace('"', "").partition("=")
         if name in in_file or name not in flagged:
-            shown = f" = {_IN_FILES.get(value, value)}" if value else ""
+            value = value.lower() if value in ("True", "False") else value
+            shown = f" = {value}" if value else ""
             return f"{key_of(name)}{shown} in {file if name in in_file else 'a --config file'}"
         if value == "None":
             return f"--no-{name}"
         return spell(name) + (f" {value}" if value not in ("", "True") else "")
 
-    flagged = {*_SPELLED, *(name for kind in _kinds(Settings) for name, _ in kind.flags())}
+    flagged = {name for kind in _kinds(Settings) for name, _ in kind.flags()}
+    flagged |= {"model", "draft", "no_draft", "use_chat_template"}  # commands add them
     return Sentence(text).spelled(spelled)
 
 
 def key_of(name: str) -> str:
     """Name of a setting in a file."""
     return spell(name).removeprefix("--")
-
-
-_IN_FILES = {"True": "true", "False": "false"}
-_SPELLED = ("model", "draft", "no_draft", "use_chat_template")
-"""Settings whose flags commands add by themselves."""
 
 
 def _kinds(kind: type[Settings]) -> Iterator[type[Settings]]:
