@@ -100,7 +100,7 @@ def test_a_name_has_no_second_meaning(name: str) -> None:
     inside = [path for path in PRODUCT for each in folders if path.is_relative_to(ROOT / each)]
     assert inside, f"{folder} is gone"
     found = [str(path) for path in inside if (name, "") in names_in(path)]
-    assert not found, f"say {better}"
+    assert not found, f"{name} is something else: say {better}"
 
 
 @pytest.mark.parametrize("folder", ["edgespec/ports", "edgespec/engine", "edgespec/rules"])
