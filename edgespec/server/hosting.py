@@ -50,30 +50,26 @@ class ServedText:
     leaves_room: bool
 
 
+@dataclass(slots=True, eq=False)
 class ModelHost:
     """Loads the models that are asked for, in turn."""
 
-    def __init__(
-        self,
-        models: Sequence[HostedModel],
-        load: Callable[[HostedModel, bool, Progress], Any],
-        together: bool = False,
-    ) -> None:
-        """`load` is called in a thread with a model, true if it is to be beside another one, and a
-        callback that raises Cancelled once the server ends. It gives a ServedText or, for a model
-        that embeds, a LoadedModel. With `together`, all stay once they are loaded."""
-        self.models = tuple(models)
-        self.together = together
-        self.n_loads = 0
-        """Number of models loaded so far."""
-        self._load = load
-        self._line: dict[HostedModel, int] = {}
-        """Numbers of requests that wait for models, in the order in which these were asked for."""
-        self._work: asyncio.Task[None] | None = None
-        """The latest change of models."""
-        self._loading: tuple[HostedModel | None, str, float] = None, "", 0.0
-        """The model that is being loaded, what is done and the share of it that is done."""
-        self._is_ending = False
+    models: Sequence[HostedModel]
+    load: Callable[[HostedModel, bool, Progress], Any]
+    """Called in a thread with a model, true if it is to be beside another one, and a callback that
+    raises Cancelled once the server ends. Gives a ServedText or, for a model that embeds, a
+    LoadedModel."""
+    together: bool = False
+    """True if all stay once they are loaded."""
+    n_loads: int = 0
+    """Number of models loaded so far."""
+    _line: dict[HostedModel, int] = field(default_factory=dict)
+    """Numbers of requests that wait for models, in the order in which these were asked for."""
+    _work: asyncio.Task[None] | None = None
+    """The latest change of models."""
+    _loading: tuple[HostedModel | None, str, float] = None, "", 0.0
+    """The model that is being loaded, what is done and the share of it that is done."""
+    _is_ending: bool = False
 
     @property
     def loaded(self) -> list[HostedModel]:
@@ -191,7 +187,7 @@ class ModelHost:
             closes.clear()  # they hold vocabularies of megabytes
             gc.collect()  # sessions refer to themselves
             report("opening", 0.0)
-            served = self._load(model, is_beside or bool(self.loaded), report)
+            served = self.load(model, is_beside or bool(self.loaded), report)
             if self._is_ending:
                 served.model.close()
             report("ready", 1.0)

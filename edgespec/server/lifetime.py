@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from html import escape
 from typing import Any, NoReturn
@@ -42,31 +43,26 @@ SHUTDOWN_S = 5
 """Seconds for clients to read the end of their responses at shutdown."""
 
 
+@dataclass(eq=False)
 class Server:
     """Serves one model, or several in turn, at one address.
 
     Until it has opened them, every request is told when to come again.
     """
 
-    def __init__(
-        self,
-        guard: Guard,
-        drain_s: float = 0,
-        log: Log = lambda _: None,
-        limits: ClientLimits = ClientLimits(),  # noqa: B008 - frozen
-        doing: Callable[[], tuple[str, float]] = lambda: ("", 0.0),
-    ) -> None:
-        """`drain` lets requests under way go on for `drain_s` seconds; `doing` tells what is done
-        until there is a model, and the share of it that is done."""
-        self._guard = guard
-        self._limits = limits
-        self._drain_s = drain_s
-        self._doing = doing
+    guard: Guard
+    drain_s: float = 0
+    """Seconds for which `drain` lets requests under way go on."""
+    log: Log = lambda _: None
+    limits: ClientLimits = field(default_factory=ClientLimits)
+    doing: Callable[[], tuple[str, float]] = lambda: ("", 0.0)
+    """Tells what is done until there is a model, and the share of it that is done."""
+
+    def __post_init__(self) -> None:
         self._figures = ServerFigures()
         self._application: ASGIApp | None = None
-        self._http = HttpServer(
-            Front(self._answer, guard, log, self._figures), limits, SHUTDOWN_S + drain_s
-        )
+        front = Front(self._answer, self.guard, self.log, self._figures)
+        self._http = HttpServer(front, self.limits, SHUTDOWN_S + self.drain_s)
 
     def open(
         self,
@@ -121,7 +117,7 @@ class Server:
             lambda: [one.served.turns for one in host.loaded if not one.embeds],
             body_bytes,
             BODIES_AT_ONCE * body_bytes,
-            self._limits.body_s,
+            self.limits.body_s,
         )
         self.chat_refusal: str | None = None
         """Reason why the loaded model cannot answer conversations; None if it can."""
@@ -132,8 +128,8 @@ class Server:
             if isinstance(begun, ServedText):
                 self.chat_refusal = begun.completions.chat_refusal
         limit, max_s = BudgetLimit.of(budget), settings.time_limit
-        service = Service(host, self._queue, self._guard, figures, limit, on_budget, max_s)
-        self._http.config.limit_concurrency = settings.queue + self._limits.connections + 1
+        service = Service(host, self._queue, self.guard, figures, limit, on_budget, max_s)
+        self._http.config.limit_concurrency = settings.queue + self.limits.connections + 1
         self._application = service.application()
 
     @contextmanager
@@ -161,7 +157,7 @@ class Server:
         await (self._application or await self._loading(scope))(scope, receive, send)
 
     async def _loading(self, scope: Scope) -> Response:
-        what, share = self._doing()
+        what, share = self.doing()
         words = f"the model is loading: {what}, {share:.0%}" if what else "the model is loading"
         refusal = overloaded(words, "loading")
         if "text/html" in Headers(scope=scope).get("accept", ""):  # a browser, which asks again
@@ -177,7 +173,7 @@ class Server:
         """
         if not self._http.should_exit:
             self._http.should_exit = True
-            self._thread.join(self._drain_s)
+            self._thread.join(self.drain_s)
         self.stop()
 
     def stop(self) -> None:
