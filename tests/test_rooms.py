@@ -233,7 +233,7 @@ MOST_LINES = {
     "paging": 1900,
     "ports": 523,
     "rules": 952,
-    "server": 2004,
+    "server": 1996,
     "session": 2199,
     "settings": 942,
     "state": 589,
