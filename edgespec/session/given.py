@@ -21,7 +21,7 @@ def checked(
     settings: LoadSettings | str | Path,
     engine_settings: EngineSettings | None,
     progress: Progress | None,
-) -> tuple[LoadSettings, EngineSettings, Progress | None, tuple[str, ...]]:
+) -> tuple[LoadSettings, EngineSettings, tuple[str, ...]]:
     """The validated arguments, and notes about the draft that they name. Raises UsageError."""
     if isinstance(settings, str | Path):
         settings = LoadSettings(model=settings)
@@ -32,18 +32,17 @@ def checked(
     settings = settings.model_copy(update=found)
     engine_settings = EngineSettings() if engine_settings is None else engine_settings
     engine_settings = arguments.instance("engine_settings", engine_settings, EngineSettings)
-    if settings.draft != OWN_DRAFT:
-        return settings, engine_settings, progress, ()
-    from edgespec.session.own_draft import settled
+    notes: tuple[str, ...] = ()
+    if settings.draft == OWN_DRAFT:
+        from edgespec.session.own_draft import settled
 
-    settings, notes = settled(settings, progress)
-    return settings, engine_settings, progress, notes
+        settings, notes = settled(settings, progress)
+    return settings, engine_settings, notes
 
 
 def sampling_params(sampling: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams:
     """The sampling parameters with these fields in place of their own. Raises UsageError."""
-    if sampling is None:
-        return SamplingParams.model_validate(fields)
+    sampling = SamplingParams() if sampling is None else sampling
     arguments.instance("sampling", sampling, SamplingParams)
     return SamplingParams.model_validate({**dict(sampling), **fields}) if fields else sampling
 

@@ -54,7 +54,7 @@ def plan(
     The arguments are those of `load`. The budget is that of the process: a model that it has loaded
     already counts.
     """
-    with _Opening(*checked(settings, engine_settings, progress)) as opening:
+    with _Opening(*checked(settings, engine_settings, progress), progress) as opening:
         return opening.plan()
 
 
@@ -70,7 +70,7 @@ def open_models(
     """
     with (
         arguments.instance("trace", trace, Trace).span(Track.ENGINE, "load"),
-        _Opening(*checked(settings, engine_settings, progress), trace) as opening,
+        _Opening(*checked(settings, engine_settings, progress), progress, trace) as opening,
     ):
         return opening.load()
 
@@ -102,8 +102,8 @@ class _Opening(ExitStack):
         self,
         settings: LoadSettings,
         rules: EngineSettings,
-        progress: Progress | None,
         notes: tuple[str, ...],
+        progress: Progress | None,
         trace: Trace = OFF,
     ) -> None:
         super().__init__()

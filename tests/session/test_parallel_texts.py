@@ -76,7 +76,7 @@ def test_several_texts_have_more_nodes_where_memory_is_better_spent_on_them() ->
         settings = LoadSettings(
             model=files.target, draft=files.draft, n_parallel=n_parallel, ctx_size=256
         )
-        with _Opening(*checked(settings, None, None)) as opening:
+        with _Opening(*checked(settings, None, None), None) as opening:
             opening._models._prepare()
             return max(batch.max_nodes for batch in opening._models.target.needs().batches)
 
