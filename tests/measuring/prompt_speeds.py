@@ -100,7 +100,7 @@ class PromptReader:
     """llama.cpp's own reading of a prompt."""
 
     def __init__(self, path: Path, n_ctx: int, n_threads: int) -> None:
-        self._model = loading.load_resident(path, loading.NOWHERE, AbortFlag(), None, ())
+        self._model = loading.load_resident(path, loading.NOWHERE, AbortFlag(), packed=True)
         params = lib.llama_context_default_params()
         params.n_ctx, params.flash_attn_type = n_ctx, 1
         params.n_batch = params.n_ubatch = 512

@@ -135,7 +135,7 @@ class _LlamaModel(Closeable):
     """A model and a context as in llama.cpp's own programs, with one text."""
 
     def __init__(self, path: Path, request: BaselineRequest, keeps_all: bool) -> None:
-        load = loading.load_resident if keeps_all else loading.load_filled
+        load = partial(loading.load_resident, packed=True) if keeps_all else loading.load_filled
         self._model = load(path, loading.NOWHERE, AbortFlag())
         self.vocabulary = GgufVocabulary(self._model)
         params = lib.llama_context_default_params()

@@ -104,9 +104,7 @@ class MeasuredGguf(PreparedModel):
         owner, on_gpu = self.request.owner, self.offloading
         elsewhere = on_gpu.names | (skipped(self._header) if owner == "target" else frozenset())
         here = [tensor for tensor in self._header.tensors if tensor.name not in elsewhere]
-        packed = {tensor.name for tensor in packed_matrices(self._header)}
-        # a packed tensor is first read whole
-        loading_bytes = max((one.nbytes for one in here if one.name in packed), default=0)
+        packed = packed_matrices(self._header)
         kv_bytes = max(sizes.kv_bytes for _, sizes in self.contexts)
         held_bytes = kv_bytes - max(self._line_bytes(sizes) for _, sizes in self.contexts)
         n_cells = self._info.n_cells or self._info.n_slots * self._info.n_ctx
@@ -127,7 +125,7 @@ class MeasuredGguf(PreparedModel):
             batches=tuple(self._batch_needs(shape, sizes) for shape, sizes in self.contexts),
             resident=(
                 MemoryRow(owner, "weights", sum(tensor.nbytes for tensor in here)),
-                MemoryRow(owner, LOADING, max(loading_bytes, on_gpu.loading_bytes)),
+                MemoryRow(owner, LOADING, max(PIECE_BYTES * bool(packed), on_gpu.loading_bytes)),
             ),
             cell_bytes=self.token_bytes * (self._info.n_cells > 0 and not on_gpu.names),
             text_bytes=(TILE_ROWS * self.token_bytes + 4 * self._info.n_vocab) * holds_texts,

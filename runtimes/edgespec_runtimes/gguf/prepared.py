@@ -26,7 +26,7 @@ from edgespec_runtimes.gguf.measuring import MeasuredGguf
 from edgespec_runtimes.gguf.model import GgufModel, Opening
 from edgespec_runtimes.gguf.own_draft.nested import NestedWeights
 from edgespec_runtimes.gguf.weights.packing import (
-    placement_as_stored,
+    pack_resident,
     rounding_notes,
     turn_notes,
 )
@@ -129,10 +129,10 @@ class PreparedGguf(MeasuredGguf):
                     self.offloading.placement,
                     self.stop,
                     progress,
-                    placement_as_stored(self._header, self.offloading.elsewhere),
                     self._header if texts else self._without_texts,
                 )
                 on_failure.callback(model.close)
+                pack_resident(self._header, model, self.stop)
                 heap.trim_heap()  # what the file's metadata took, before the context needs its own
                 files.check()
             on_failure.pop_all()

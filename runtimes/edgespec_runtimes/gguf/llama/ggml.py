@@ -20,8 +20,6 @@ from edgespec_runtimes.gguf.llama import abi
 CPU, GPU, INTEGRATED_GPU = 0, 1, 2
 """`GGML_BACKEND_DEVICE_TYPE_CPU`, `_GPU` and `_IGPU`."""
 F32, F16, Q8_0 = (KINDS[name].code for name in ("F32", "F16", "Q8_0"))
-_ALIGNMENT = 64
-"""Alignment of buffers, at least that of ggml."""
 _WEIGHTS = 1
 """`GGML_BACKEND_BUFFER_USAGE_WEIGHTS`."""
 
@@ -106,22 +104,6 @@ def buffer_type_name(buffer_type: int) -> str:
 def plain_buffer_type() -> int:
     """The CPU's buffer type for unpacked weights."""
     return buffer_type_of(_device())
-
-
-@functools.cache
-def unpacked_buffer_type() -> int:
-    """The buffer type of mapped files, which llama.cpp does not replace by one that packs.
-
-    It allocates as the CPU's does, which llama.cpp takes for "any of the CPU".
-    """
-    content = ctypes.create_string_buffer(2 * _ALIGNMENT)
-    address = -(-ctypes.addressof(content) // _ALIGNMENT) * _ALIGNMENT
-    size = ctypes.c_size_t(_ALIGNMENT)
-    buffer = pointer("ggml_backend_cpu_buffer_from_ptr", address, size)
-    try:
-        return pointer("ggml_backend_buffer_get_type", buffer)
-    finally:
-        pointer("ggml_backend_buffer_free", buffer)
 
 
 def buffer_type_of(device: int) -> int:

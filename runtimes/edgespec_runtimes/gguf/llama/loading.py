@@ -9,13 +9,12 @@ import ctypes
 import functools
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from edgespec.concurrency.owning import Users
+from edgespec.concurrency.owning import Closeable, Users
 from edgespec.concurrency.worker import raise_if_cancelled
 from edgespec.errors import Cancelled, EdgespecError, ModelError
 from edgespec.memory.heap import trim_heap_top
@@ -89,12 +88,16 @@ class Model:
         """True if single tokens can be dropped from the model's state."""
         self.lender: Any = None
         """A context of the target whose matrices this model uses, if it is a head."""
-        self._texts: Model | None = None
-        """A model of the same file, which is closed with this one and lends its vocabulary."""
+        self._kept: list[Model | Closeable] = []
+
+    def keep(self, other: Model | Closeable) -> None:
+        """Close `other` after this model."""
+        self._kept.append(other)
 
     def take_texts(self, other: Model) -> None:
         """Use the vocabulary of `other`, a model of the same file, and close it with this one."""
-        self._texts, self.vocab = other, other.vocab
+        self.vocab = other.vocab
+        self.keep(other)
 
     @property
     def autoregressive(self) -> bool:
@@ -132,9 +135,8 @@ class Model:
             lib.llama_model_free(self.handle)
             self.handle = None
             trim_heap_top()
-        if self._texts is not None:
-            self._texts.close()
-            self._texts = None
+        while self._kept:
+            self._kept.pop().close()
 
 
 def load_resident(
@@ -142,15 +144,12 @@ def load_resident(
     placement: LayerPlacement,
     stop: AbortFlag,
     progress: Progress | None = None,
-    as_stored: Sequence[str] | None = (),
     no_texts: GgufFile | None = None,
+    packed: bool = False,
 ) -> Model:
-    """Load all weights, packed for the CPU if that works. `stop` ends it early.
-
-    Tensors whose names match a regular expression of `as_stored` are not packed; None packs none.
-    No tokenizer is read if `no_texts` is the file's header.
-    """
-    params = _params(_LOAD_NONE, packed=as_stored is not None and packs())
+    """Load all weights, `packed` for the CPU as llama.cpp does where that works, or as stored.
+    `stop` ends it early. No tokenizer is read if `no_texts` is the file's header."""
+    params = _params(_LOAD_NONE, packed=packed and packs())
 
     @lib.llama_progress_callback  # type: ignore[untyped-decorator, unused-ignore]
     def proceed(share: float, _: Any) -> bool:
@@ -161,7 +160,7 @@ def load_resident(
     params.progress_callback = proceed
     try:
         with huge_pages(str(abi.library_file("ggml-base"))):
-            return _load(path, params, placement, as_stored or (), no_texts)
+            return _load(path, params, placement, no_texts)
     except ModelError:
         if stop.is_set:
             raise Cancelled("loading was cancelled") from None
@@ -191,7 +190,7 @@ def load_mapped(
 
         if placement.n_layers:
             params.progress_callback = forget
-        return _load(path, params, placement, no_texts=no_texts), mappings.is_lazy
+        return _load(path, params, placement, no_texts), mappings.is_lazy
 
 
 def load_filled(path: Path, placement: LayerPlacement, stop: AbortFlag) -> Model:
@@ -256,7 +255,7 @@ def _params(load_mode: int, mtp: bool = False, packed: bool = False) -> Any:
     return params
 
 
-def _place(params: Any, placement: LayerPlacement, as_stored: Sequence[str] = ()) -> list[Any]:
+def _place(params: Any, placement: LayerPlacement) -> list[Any]:
     """Set devices, layers and buffers in `params`; returns objects to keep until the model is
     loaded.
 
@@ -268,22 +267,19 @@ def _place(params: Any, placement: LayerPlacement, as_stored: Sequence[str] = ()
         found = ggml.gpus()
     devices = (ctypes.c_void_p * (len(found) + 1))(*found)
     params.devices = ctypes.addressof(devices)
-    buffers = [_BufferOverride(name.encode(), ggml.unpacked_buffer_type()) for name in as_stored]
     kept_alive: list[Any] = [devices]
     if placement.servers:
         # the output head stays: sending logits would take long
         shares = [*placement.shares[:-1], placement.shares[-1] + 1]  # the head counts as a layer
         split = (ctypes.c_float * int(lib.llama_max_devices()))(*shares)
         params.tensor_split = ctypes.cast(split, type(params.tensor_split))
-        buffers.append(_BufferOverride(_BESIDE_LAYERS, ggml.plain_buffer_type()))
-        kept_alive.append(split)
-    if buffers:
-        overrides = (_BufferOverride * (len(buffers) + 1))(*buffers)
+        beside = _BufferOverride(_BESIDE_LAYERS, ggml.plain_buffer_type())
+        overrides = (_BufferOverride * 2)(beside)  # the last one ends the list
         field = type(params).tensor_buft_overrides
         ctypes.c_void_p.from_address(
             ctypes.addressof(params) + field.offset
         ).value = ctypes.addressof(overrides)
-        kept_alive.append(overrides)
+        kept_alive += [split, overrides]
     return kept_alive
 
 
@@ -291,12 +287,11 @@ def _load(
     path: Path,
     params: Any,
     placement: LayerPlacement = NOWHERE,
-    as_stored: Sequence[str] = (),
     no_texts: GgufFile | None = None,
 ) -> Model:
     raise_if_cancelled()
     start()
-    kept_alive = _place(params, placement, as_stored)
+    kept_alive = _place(params, placement)
     if no_texts is not None:
         kept_alive.append(_leave_out_texts(no_texts, params))
     with log.captured() as lines:

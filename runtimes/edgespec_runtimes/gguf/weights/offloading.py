@@ -56,11 +56,6 @@ class Offloading:
         return self.placement.n_layers > 0 and not self.placement.servers
 
     @property
-    def elsewhere(self) -> frozenset[str]:
-        """Names of the tensors of which devices have copies or the only ones."""
-        return self.names | {EMBEDDINGS} if self.has_head else self.names
-
-    @property
     def where(self) -> str:
         """Names of the devices for messages; empty if none is used."""
         if not self.names:

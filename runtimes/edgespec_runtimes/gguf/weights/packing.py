@@ -2,15 +2,16 @@
 rounds differently in batches of several rows.
 
 They are the same whether a model is resident or paged, so that results do not depend on the
-budget. llama.cpp packs resident ones while loading; paged ones are packed in place by
-`kernels.packer`: pinned ones after reading, streamed ones when they are used. The file stays.
+budget. They are packed in place by `kernels.packer`: those that stay in memory after reading,
+streamed ones when they are used. The file stays.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Sequence
 
+from edgespec.errors import Cancelled
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT, PER_LAYER_EMBEDDINGS
@@ -21,7 +22,8 @@ from edgespec_runtimes.gguf.kernels.invariant_kernels import (
     varies_as_stored,
 )
 from edgespec_runtimes.gguf.kernels.packer import BufferFields, Packer, packs_invariantly
-from edgespec_runtimes.gguf.llama import ggml, loading
+from edgespec_runtimes.gguf.llama import abi, loading
+from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.weights.segments import WeightGroup
 
 LEAST_BATCH_SIZE = 32
@@ -58,47 +60,23 @@ def packed_matrices(header: GgufFile) -> list[TensorEntry]:
     ]
 
 
-def placement_as_stored(header: GgufFile, elsewhere: Collection[str] = ()) -> Sequence[str] | None:
-    """Patterns of the names of resident tensors that llama.cpp would pack, and must not; None if
-    it must not pack any.
-
-    Tensors in `elsewhere` are not named, because llama.cpp would place them in memory, too.
-    """
-    packed = {tensor.name for tensor in packed_matrices(header)}
-    if not packed:
-        return None
-    stored = [
-        tensor.name
-        for tensor in header.tensors
-        if tensor.name not in packed and tensor.name not in elsewhere and _would_be_packed(tensor)
-    ]
-    return name_patterns(stored, packed)
-
-
-def name_patterns(names: Collection[str], others: Collection[str]) -> list[str]:
-    """A few regular expressions that match all of `names` and none of `others`.
-
-    llama.cpp compiles each of them for every tensor.
-    """
-    kept = {_any_layer(name) for name in others}
-    layers: dict[str, list[str]] = {}
-    for name in names:
-        layers.setdefault(_any_layer(name), []).append(re.escape(name))
-    return [
-        f"^({'|'.join(found)})$" if pattern in kept else f"^{pattern}$"
-        for pattern, found in layers.items()
-    ]
-
-
-def _any_layer(name: str) -> str:
-    """A regular expression for the names of the same tensor in all layers."""
-    return re.sub("[0-9]+", "[0-9]+", re.escape(name))
-
-
-def _would_be_packed(tensor: TensorEntry) -> bool:
-    """True if llama.cpp packs the tensor where it multiplies with it."""
-    is_matrix = len(tensor.shape) in (2, 3) and tensor.type.block_size > 1
-    return is_matrix and ggml.packing_buffer_type(tensor.type.code, *tensor.shape[:2]) is not None
+def pack_resident(header: GgufFile, model: loading.Model, stop: AbortFlag) -> None:
+    """Pack the weights of a model that are in this process's memory, in place; not on Windows,
+    where llama.cpp does not tell where they are. Raises Cancelled."""
+    packed = {tensor.name: tensor for tensor in packed_matrices(header)}
+    if not packed or sys.platform == "win32":
+        return
+    packer = Packer()
+    model.keep(packer)
+    for name, address in model.tensors():
+        if stop.is_set:
+            raise Cancelled("loading was cancelled")
+        if (entry := packed.get(name)) and abi.is_in_host_memory(address):
+            shape = entry.type.code, *entry.shape
+            fields, tensor = packer.buffer_fields(*shape), abi.GgmlTensor.from_address(address)
+            assert fields is not None
+            packer.pack(tensor.data, *shape)
+            fields.write_to(address)
 
 
 def packed_fields(
