@@ -222,7 +222,7 @@ MOST_LINES = {
     "diagnosis": 480,
     "engine": 4088,
     "enlarge": 953,
-    "gguf": 11751,
+    "gguf": 11766,
     "grammar": 844,
     "hub": 516,
     "jobs": 422,

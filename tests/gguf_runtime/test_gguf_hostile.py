@@ -22,6 +22,8 @@ from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.validation import validate
 from gguf_files import ARRAY, F32, I32, STRING, U32, Gguf, Tensor, tiny_llama
 from port_models import model_request
+from zoo_files import random_model
+from zoo_species import Species
 
 SURVIVAL = Path(__file__).with_name("gguf_survival.py")
 N_MUTATIONS = 240
@@ -176,6 +178,22 @@ def test_damage_is_named(tmp_path: Path, damage: Callable[[Gguf], None], says: s
     model = tiny_llama()
     damage(model)
     assert says in refusal(model.write(tmp_path / "m.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        *((name, name) for name in ("ffn_down_exps", "ffn_up_shexp", "ffn_down_shexp")),
+        ("ffn_gate_up_exps", "ffn_gate_exps"),
+    ],
+)
+def test_experts_that_llama_cpp_computes_with_unasked_are_all_there(
+    name: str, told: str, tmp_path: Path
+) -> None:
+    model = random_model(tmp_path / "m.gguf", Species("hy_v3", True))
+    validate(read_header(model.write(tmp_path / "m.gguf")))
+    model.tensors = [one for one in model.tensors if one.name != f"blk.2.{name}.weight"]
+    assert f"layer 2 has no {told}" in refusal(model.write(tmp_path / "m.gguf"))
 
 
 LEFT_TO_LLAMA_CPP = [

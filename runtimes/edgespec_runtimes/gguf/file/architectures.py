@@ -37,6 +37,8 @@ class Trait(Flag):
     """Ends the process where a pass has several sequences."""
     FIRST_LOGITS = auto()
     """Gives logits of the first rows where those of the last ones are asked for."""
+    TRUSTS_EXPERTS = auto()
+    """Takes tensors of experts for optional, and ends the process where one is missing."""
     NO_OUTPUT = auto()
     """Multiplies with the embeddings, also where there is an output matrix."""
 
@@ -126,7 +128,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         Trait.SHOWS_INPUTS, own_layer=(*_EXPERTS, "nextn.shared_head_norm")
     ),
     "qwen35": Architecture(Trait.SHOWS_INPUTS, own_layer=()),
-    "hy_v3": Architecture(own_layer=()),
+    "hy_v3": Architecture(Trait.TRUSTS_EXPERTS, own_layer=()),
     **_alike("qwen35moe qwen3next", Trait.SHOWS_INPUTS, own_layer=_EXPERTS),
     **_alike("deepseek32 glm-dsa cohere2moe", own_layer=_EXPERTS),
     "glm4moe": Architecture(own_layer=_EXPERTS, own_layer_without="rope.dimension_sections"),

@@ -60,6 +60,8 @@ def validate(
         check_purpose(header)
     _check_depth(header)
     _check_experts(header)
+    if has(header, Trait.TRUSTS_EXPERTS):
+        _check_whole_experts(header)
     _check_attention(header)
     _check_rotation(header)
     for suffix in EPSILONS:
@@ -94,6 +96,17 @@ def _check_experts(header: GgufFile) -> None:
         raise _wrong(header, f"{experts} experts are in {groups} groups")
     if groups > 1 and (experts % groups or not 0 < groups_used < groups):
         raise _wrong(header, f"{experts} experts, {groups_used} of {groups} groups used")
+
+
+def _check_whole_experts(header: GgufFile) -> None:
+    """Check that layers that choose experts have all of their matrices."""
+    pair, shared = {"ffn_gate_exps", "ffn_up_exps"}, {"ffn_up_shexp", "ffn_down_shexp"}
+    found = [name.split(".") for name in header.tensors_by_name if name.endswith(".weight")]
+    for layer in range(header.n_layers):
+        here = {parts[2] for parts in found if parts[:2] == ["blk", str(layer)]}
+        wanted = {"ffn_down_exps", *shared, *({"ffn_gate_up_exps"} & here or pair)}
+        if "ffn_gate_inp" in here and (missing := wanted - here):
+            raise _wrong(header, f"layer {layer} has no {min(missing)}")
 
 
 def _check_attention(header: GgufFile) -> None:
