@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 1241,
     "chat": 1399,
     "cli": 4584,
-    "completions": 3699,
+    "completions": 3697,
     "concurrency": 511,
     "diagnosis": 480,
     "engine": 4088,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from edgespec.completions.protocols.request_parts import RequestError
+from edgespec.completions.protocols.request_parts import RequestError, reading, string
 
 _FILL_MARKS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
@@ -43,9 +43,10 @@ class FillingIn:
                 param,
             )
         tokens = self._encode("")
-        for file in extra:
-            name, text = str(file.get("filename", "file")), str(file.get("text", ""))
-            tokens += self.tokens(f"<|file_sep|>{name}\n{text}\n")
+        with reading("input_extra", "input_extra"):
+            for file in extra:
+                name, text = string(file.get("filename", "file")), string(file["text"])
+                tokens += self.tokens(f"<|file_sep|>{name}\n{text}\n")
         first, second, third = self._marks
         tokens += [first, *self.tokens(prefix), second, *self.tokens(suffix), third]
         return tokens + (self.tokens(begun) if begun else [])
@@ -68,8 +69,5 @@ class FillingIn:
     def _marks(self) -> list[int] | None:
         """The tokens in front of a prefix, a suffix and what is between them; None if the
         vocabulary has none."""
-        for spelled in _FILL_MARKS:
-            marks = [self.tokens(mark) for mark in spelled]
-            if all(len(tokens) == 1 for tokens in marks):
-                return [tokens[0] for tokens in marks]
-        return None
+        found = ([t for mark in spelled for t in self.tokens(mark)] for spelled in _FILL_MARKS)
+        return next((marks for marks in found if len(marks) == len(_FILL_MARKS[0])), None)

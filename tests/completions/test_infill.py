@@ -43,6 +43,12 @@ def test_other_files_come_first() -> None:
     assert tokens == [BOS, 4, *map(ord, "f\nt\n"), 1, 2, 3]
 
 
+@pytest.mark.parametrize("file", [{}, {"filename": "f"}, {"filename": 1, "text": "t"}, {"text": 2}])
+def test_a_file_without_a_text_is_refused(file: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="input_extra"):
+        completions(QWEN).filling.prompt("", "", [file])
+
+
 def test_a_vocabulary_without_marks_is_refused_by_field() -> None:
     with pytest.raises(RequestError, match="filling") as caught:
         completions({}).text(CompletionRequest.parse({"prompt": "a", "suffix": "b"}))
