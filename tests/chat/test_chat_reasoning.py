@@ -95,12 +95,14 @@ def test_text_that_is_held_for_a_stop_string_stays_before_the_mark() -> None:
 
 
 def test_marks_that_add_no_text_are_known_by_their_tokens() -> None:
-    tokens = {"<think>": [7], "</think>": [8]}
+    tokens = {"<think>": [7], "</think>": [8], "<|tool|>": [9]}
     prompts = ChatPrompts(
         "fake",
         ChatFormat(control_tokens=frozenset({"<think>", "</think>", "</s>", "<|tool|>"})),
         lambda text: tokens.get(text, [1, 2]),
         "<think></think>{{ messages[0].content }}",
     )
-    prompt = prompts.prompt([{"role": "user", "content": "hi"}])
-    assert prompt.hidden_marks == {7: "<think>", 8: "</think>"}
+    messages, tools = [{"role": "user", "content": "hi"}], [{"function": {"name": "f"}}]
+    reasoning = {7: "<think>", 8: "</think>"}
+    assert prompts.prompt(messages).hidden_marks == reasoning
+    assert prompts.prompt(messages, tools).hidden_marks == reasoning | {9: "<|tool|>"}

@@ -94,6 +94,8 @@ def test_calls_at_once_are_turns_where_the_template_takes_one():
     expected = "<assistant>[a f0]<tool>4a<assistant>[b f1]<tool>4b<assistant>Hi."
     assert text.startswith(f"<user>Hello{expected}")
     assert "[a f0][b f1]" in ChatTemplate(TOLD).render(talk)
+    text = ChatTemplate(ONE_CALL).render([USER, calls("a", "b"), result("b"), USER])
+    assert "<assistant>[a f0]<assistant>[b f1]<tool>4b" in text
 
 
 def test_ids_are_shortened_where_the_template_wants_nine_letters():
