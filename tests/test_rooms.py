@@ -234,7 +234,7 @@ MOST_LINES = {
     "ports": 523,
     "rules": 952,
     "server": 1996,
-    "session": 2198,
+    "session": 2222,
     "settings": 942,
     "state": 589,
 }

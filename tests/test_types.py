@@ -40,7 +40,7 @@ with edgespec.open_trace("trace.json") as trace, edgespec.load(settings, trace=t
     session.create_completion("Once").cancel()  # type: ignore[attr-defined]
 with edgespec.load("big.gguf") as session:
     print(session.generate("Once", grammar=edgespec.json_schema({"type": "string"})).text)
-with edgespec.load(settings) as session:
+with edgespec.load("big.gguf", memory_budget="4GiB", n_parallel=2, cache_type_k="q8_0") as session:
     twin = edgespec.AsyncSession(session)
 
     async def ask() -> None:
@@ -56,7 +56,7 @@ with edgespec.load(settings) as session:
     twin.stream("Once", stopp="x")  # type: ignore[call-arg]
     twin.chat(messages, max_token=3)  # type: ignore[call-arg]
     twin.stream("Once", seeed=3)  # type: ignore[call-arg]
-edgespec.LoadSettings(model="big.gguf", memory_buget="4GiB")  # type: ignore[call-arg]
+edgespec.load("big.gguf", memory_buget="4GiB")  # type: ignore[call-arg]
 edgespec.LoadSettings(model="big.gguf", ctx=3)  # type: ignore[call-arg]
 """
 

@@ -172,8 +172,6 @@ class Ledger:
         `ends` and `depths` are those of the open nodes that the step extends by `step_depth` nodes
         each, after `steps` that took `spent_s`.
         """
-        if not self.drafts or not len(ends):
-            return False
         if not self.prices.is_known:
             return steps < 1
         # steps of this round tell of the next ones, as the caches are as cold, and others as busy

@@ -13,7 +13,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import ModelError
 from edgespec.ports import Progress
 from edgespec.settings import arguments, hub_reference
-from edgespec.settings.config import LoadSettings, SamplingParams
+from edgespec.settings.config import LoadFields, LoadSettings, SamplingParams
 from edgespec.settings.parsing import OWN_DRAFT
 
 
@@ -21,10 +21,13 @@ def checked(
     settings: LoadSettings | str | Path,
     engine_settings: EngineSettings | None,
     progress: Progress | None,
+    fields: LoadFields | None = None,
 ) -> tuple[LoadSettings, EngineSettings, tuple[str, ...]]:
     """The validated arguments, and notes about the draft that they name. Raises UsageError."""
     if isinstance(settings, str | Path):
         settings = LoadSettings(model=settings)
+    if fields:
+        settings = arguments.instance("settings", settings, LoadSettings).but(fields)
     settings = arguments.instance("settings", settings, LoadSettings)
     found = {"model": _located(settings.model, False, progress)}
     if settings.draft is not None:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.worker import Worker
@@ -26,7 +26,7 @@ from edgespec.session.given import checked
 from edgespec.session.prepared_models import PreparedModels
 from edgespec.session.strategy import is_as_fast, texts_at_once
 from edgespec.settings import arguments
-from edgespec.settings.config import DEFAULT_CTX_SIZE, LoadSettings
+from edgespec.settings.config import DEFAULT_CTX_SIZE, LoadFields, LoadSettings
 from edgespec.settings.units import format_size
 from edgespec.tracing.spans import OFF, Trace, Track
 
@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 FREE_SHARE = 0.5
 """Share of memory that a longer context leaves to other uses."""
+SHORT_CTX_SIZES = (2048, 1024)
+"""Contexts that are tried one after the other where the default one does not fit."""
 CELL_STEP = 256
 """Tokens that a longer context is a multiple of."""
 GROWTH_BYTES = 8 << 20
@@ -48,13 +50,14 @@ def plan(
     settings: LoadSettings | str | Path,
     engine_settings: EngineSettings | None = None,
     progress: Progress | None = None,
+    **fields: Unpack[LoadFields],
 ) -> MemoryPlan:
     """The memory plan, without reading weights. Raises BudgetError and ModelError.
 
     The arguments are those of `load`. The budget is that of the process: a model that it has loaded
     already counts.
     """
-    with _Opening(*checked(settings, engine_settings, progress), progress) as opening:
+    with _Opening(*checked(settings, engine_settings, progress, fields), progress) as opening:
         return opening.plan()
 
 
@@ -63,6 +66,7 @@ def open_models(
     engine_settings: EngineSettings | None = None,
     progress: Progress | None = None,
     trace: Trace = OFF,
+    **fields: Unpack[LoadFields],
 ) -> LoadedModels:
     """The models that `load` loads, without an engine, for programs with an engine of their own.
 
@@ -70,7 +74,7 @@ def open_models(
     """
     with (
         arguments.instance("trace", trace, Trace).span(Track.ENGINE, "load"),
-        _Opening(*checked(settings, engine_settings, progress), progress, trace) as opening,
+        _Opening(*checked(settings, engine_settings, progress, fields), progress, trace) as opening,
     ):
         return opening.load()
 
@@ -166,6 +170,21 @@ class _Opening(ExitStack):
             self._report[phase] = time.perf_counter() - began
 
     def _planned(self) -> MemoryPlan:
+        """The plan, with a shorter context than by default where no other fits."""
+        models, given, notes = self._models, self._models.settings, self._given_notes
+        sizes = [*SHORT_CTX_SIZES] if not given.ctx_size else []
+        while True:
+            try:
+                return self._planned_texts()
+            except BudgetError:
+                n_ctx = models.target.info.n_ctx if models.prepared else 0
+                if not (sizes := [size for size in sizes if size < n_ctx]):
+                    raise
+                models.restart(given.model_copy(update={"ctx_size": sizes[0]}))
+                note = f"the context has {sizes[0]:,} tokens, as {n_ctx:,} do not fit"
+                self._given_notes = (*notes, f"{note} ({setting.ctx_size})")
+
+    def _planned_texts(self) -> MemoryPlan:
         """The plan: texts at once, then whether there is a draft, then the context."""
         models, given = self._models, self._models.settings
         if given.n_parallel == "auto":

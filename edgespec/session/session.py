@@ -35,7 +35,7 @@ from edgespec.session.opening import LoadedModels, open_models, plan
 from edgespec.session.session_budget import BudgetReport, SessionBudget
 from edgespec.session.tokenizer import Tokenizer
 from edgespec.settings import arguments
-from edgespec.settings.config import LoadSettings, SamplingFields, SamplingParams
+from edgespec.settings.config import LoadFields, LoadSettings, SamplingFields, SamplingParams
 from edgespec.state.prefix_cache import PrefixCache
 from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import GenerationResult, MemoryStats, ModelInfo, PagingStats
@@ -76,18 +76,20 @@ def load(
     engine_settings: EngineSettings | None = None,
     progress: Progress | None = None,
     trace: Trace = OFF,
+    **fields: Unpack[LoadFields],
 ) -> Session:
     """Load target and draft so that the process stays within the budget from now on.
 
     `settings` may be a path, a name, or a repository `USER/REPO:QUANT` of Hugging Face, which is
-    fetched. Loading and generating are recorded in `trace`, which `open_trace` opens and the caller
-    closes.
+    fetched; `fields` are those of `LoadSettings`. Loading and generating are recorded in `trace`,
+    which `open_trace` opens and the caller closes.
 
     Raises ModelError, PairError, BudgetError, FetchError or UsageError, and then leaves nothing
     open.
     """
     with ExitStack() as on_failure:
-        models = on_failure.enter_context(open_models(settings, engine_settings, progress, trace))
+        opened = open_models(settings, engine_settings, progress, trace, **fields)
+        models = on_failure.enter_context(opened)
         session = Session(models, engine_settings, trace)
         on_failure.pop_all()
         return session

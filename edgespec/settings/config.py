@@ -113,8 +113,8 @@ class LoadSettings(Settings):
     """Page weights even if all fit, so that a running model can be given a smaller budget."""
     ctx_size: Annotated[Count, Flag(metavar="N", short="-c")] = 0
     """Tokens of context of a text; 0 is what the model was trained on, as far as the budget has
-    room and short texts are about as fast as with 4096, the least. Several texts share one
-    context, or more where the budget has room."""
+    room and short texts are about as fast as with 4096, or 2048 or 1024 where that does not fit.
+    Several texts share one context, or more where the budget has room."""
     batch_size: Annotated[AtLeastOne | None, Flag(metavar="N", short="-b")] = None
     """Prompt tokens per pass, 64 at least, 128 with several texts at once. Default:
     planned."""

@@ -202,7 +202,7 @@ def test_doctor(golden: Golden, flags: tuple[str, ...], monkeypatch: pytest.Monk
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 def test_tune(golden: Golden, as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_all(bench: Bench, *others: object) -> Results:
-        rates = {mode.name: 5.0 + ("lookup" in mode.name) for mode in bench.modes[:-3]}
+        rates = {mode.name: 5.0 + ("lookup" in mode.name) for mode in bench.modes[:-2]}
         turns = [row(mode, rate, "p", n) for n in range(2) for mode, rate in rates.items()]
         return Results(rows=turns)
 

@@ -17,11 +17,14 @@ DRAWN = {"temperature": 1.5, "seed": 7}
 
 @pytest.fixture(scope="module")
 def session():
-    target = embedded_pair().target
-    settings = edgespec.LoadSettings(model=target, memory_budget="1GiB", n_parallel=2)
-    with edgespec.load(settings) as loaded:
+    with edgespec.load(embedded_pair().target, memory_budget="1GiB", n_parallel=2) as loaded:
         loaded.use_chat_template(TEMPLATE)
         yield loaded
+
+
+def test_load_takes_settings_as_keywords(session: edgespec.Session) -> None:
+    assert session.memory.budget_bytes == 1 << 30
+    assert session.n_parallel == 2
 
 
 @pytest.mark.parametrize("call", ["generate", "chat"])

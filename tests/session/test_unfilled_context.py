@@ -260,3 +260,23 @@ def test_a_plan_knows_that_grok_is_computed_without(
 ) -> None:
     model = write_model(tmp_path / "m.gguf", Species(architecture, True))
     assert lent_caches(model) == [is_lent]
+
+
+def test_a_shorter_context_is_taken_where_the_default_does_not_fit(tmp_path: Path) -> None:
+    """A budget of a few MiB too little was an error."""
+    model = tiny_llama(embedding=512, layers=8, heads=8, kv_heads=8, head_size=64, ffn=1024)
+    model.metadata["llama.context_length"] = (U32, 8192)
+    path = tmp_path / "wide.gguf"
+    model.write(path)
+    whole = edgespec.plan(path, memory_budget="2GiB")
+    assert whole.ctx_size == 8192
+    with pytest.raises(edgespec.BudgetError) as refused:
+        edgespec.plan(path, memory_budget="1MiB")
+    least = refused.value.smallest_bytes
+    with pytest.raises(edgespec.BudgetError) as longer:
+        edgespec.plan(path, memory_budget="1MiB", ctx_size=4096)
+    assert least is not None and longer.value.smallest_bytes is not None
+    assert longer.value.smallest_bytes - least > 40 << 20  # 16 KiB a token
+    short = edgespec.plan(path, memory_budget=least + (4 << 20))
+    assert short.ctx_size == 1024
+    assert any("4,096 do not fit" in note or "2,048 do not fit" in note for note in short.notes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,7 +83,8 @@ def run_draft(args: argparse.Namespace, console: Console) -> None:
     settings = groups.given(args, LoadSettings, model=target)
     made = own_draft.make(target, out, settings, console.progress_with_rest)
     lines = own_draft_lines(made, target, out)
-    console.result(args, Report(Row("path", out), Row(value=made, format=lines)))
+    told = {key: one for key, one in asdict(made).items() if key != "refusal"}
+    console.result(args, Report(Row("path", out), Row(value=told, format=lines)))
 
 
 def enlarged_line(written: EnlargeReport) -> str:
