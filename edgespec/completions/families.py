@@ -59,7 +59,7 @@ BLOCKS: Mapping[str, str] = {
 """Mark that ends a block of calls, by the mark that begins it."""
 _ENDS: Mapping[str, str] = {
     **BLOCKS,
-    **dict.fromkeys(("[TOOL_CALLS]", "<|tool_call|>", "<|python_tag|>"), ""),
+    **dict.fromkeys(("[TOOL_CALLS]", "<|tool_call|>", "<|python_tag|>", "functools"), ""),
     "<|tool_call_begin|>": "<|tool_call_end|>",
     "<｜tool▁call▁begin｜>": "<｜tool▁call▁end｜>",
     "<|tool_call:begin|>": "<|tool_call:end|>",

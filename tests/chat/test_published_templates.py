@@ -61,7 +61,7 @@ class FixedTime(datetime):
         return datetime(2026, 7, 4, 12, 30)
 
 
-DATES = {"date_string": "04 Jul 2026", "datetime": "Jul 04 2026"}
+DATES = {"date_string": "04 Jul 2026", "datetime": "Jul 04 2026", "functions": ""}
 """Variables that llama.cpp gives to templates, too."""
 
 
