@@ -88,6 +88,8 @@ class ModelInfo:
     layers hold besides, if there are any."""
     gives_features: bool = False
     """True if it can be loaded to give the inputs of its layers to a head."""
+    copies_features: bool = False
+    """True if each pass takes longer while it gives them."""
     feature_layers: tuple[int, ...] = ()
     """Layers of the target whose inputs a head reads; empty for a model that is no head."""
     feature_values: int = 0

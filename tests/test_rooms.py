@@ -222,7 +222,7 @@ MOST_LINES = {
     "diagnosis": 480,
     "engine": 4088,
     "enlarge": 953,
-    "gguf": 11766,
+    "gguf": 11767,
     "grammar": 844,
     "hub": 516,
     "jobs": 422,
@@ -234,7 +234,7 @@ MOST_LINES = {
     "ports": 523,
     "rules": 952,
     "server": 1996,
-    "session": 2222,
+    "session": 2226,
     "settings": 942,
     "state": 589,
 }

@@ -289,12 +289,12 @@ def _choose_models(
 
 
 def _add_own_draft(settings: dict[str, Any], notes: list[str], find_head: FindHead) -> None:
-    """Use the draft that comes with the model, the head that stands beside it, or the draft that
-    was made from it before, if there is one."""
+    """Use the draft that was made from the model before and paid, the one that comes with it, or
+    the head that stands beside it, if there is one."""
     model, budget = settings["model"], settings.get("memory_budget", "auto")
     if not isinstance(model, Path) or not isinstance(budget, int | str):
         return  # reported when settings are made of them
-    draft = own_draft(model) or find_head(model, budget) or _made_before(model, budget)
+    draft = _made_before(model, budget) or own_draft(model) or find_head(model, budget)
     if draft is None:
         return
     settings["draft"] = draft

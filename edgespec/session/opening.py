@@ -246,20 +246,24 @@ def _with_worthy_draft(models: PreparedModels) -> MemoryPlan:
         reason = f"{name} does not guess for {settings.model.name}: {marked(error)}"
         models.restart(settings.without_draft(), reason)
         return models.planned()
+    copies = models.prepared[1].info.reads_features and models.target.info.copies_features
     if not paired.paged:
-        return paired
-    without = models.divided(models.target.needs())  # with buffers for guesses
-    if paired.bytes_per_pass <= DRAFTED_TOKENS * without.bytes_per_pass:
-        return paired
-    draft_bytes = sum(row.nbytes for row in paired.rows if row.owner == "draft")
-    note = (
-        f"{name} takes {format_size(draft_bytes)}, with which a pass reads "
-        f"{format_size(paired.bytes_per_pass)}, and without it "
-        f"{format_size(without.bytes_per_pass)}: more speed is expected without it"
-    )
-    if not settings.optional_draft:
-        models.own_notes.append(f"{note} ({setting.draft(None)})")
-        return paired
+        if not (copies and settings.optional_draft):
+            return paired
+        note = f"{name} makes passes slower where all weights are in memory"
+    else:
+        without = models.divided(models.target.needs())  # with buffers for guesses
+        if paired.bytes_per_pass <= DRAFTED_TOKENS * without.bytes_per_pass:
+            return paired
+        draft_bytes = sum(row.nbytes for row in paired.rows if row.owner == "draft")
+        note = (
+            f"{name} takes {format_size(draft_bytes)}, with which a pass reads "
+            f"{format_size(paired.bytes_per_pass)}, and without it "
+            f"{format_size(without.bytes_per_pass)}: more speed is expected without it"
+        )
+        if not settings.optional_draft:
+            models.own_notes.append(f"{note} ({setting.draft(None)})")
+            return paired
     reason = f"{note}, so that it is left out ({setting.draft} asks for it)"
     models.restart(settings.without_draft(), reason)
     return models.planned()

@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from gguf.quants import quantize
+from gguf.quants import dequantize, quantize
 from torch import nn
 from torch.nn.functional import dropout, linear, rms_norm, scaled_dot_product_attention, silu
 
@@ -171,6 +171,12 @@ def likeliest(texts: RowsOfText, n_tokens: int) -> np.ndarray:
     return np.sort(counts.topk(min(n_tokens, len(counts))).indices.numpy())
 
 
+def bits_of(kind: gguf.GGMLQuantizationType) -> float:
+    """Bits of a weight, scales included."""
+    n_weights, n_bytes = gguf.GGML_QUANT_SIZES[kind]
+    return 8 * n_bytes / n_weights
+
+
 def write(
     head: EagleHead,
     out: Path,
@@ -213,7 +219,11 @@ def write(
         writer.add_tensor(embedding.name, embedding.data, raw_dtype=embedding.tensor_type)
     if tokens is not None:
         writer.add_tensor("d2t", tokens.astype(np.int64), raw_dtype=gguf.GGMLQuantizationType.I64)
-        writer.add_tensor("output.weight", output.data[tokens], raw_dtype=output.tensor_type)
+        rows, its_kind = output.data[tokens], output.tensor_type
+        finest = gguf.GGMLQuantizationType[kind]
+        if bits_of(finest) < bits_of(its_kind):
+            rows, its_kind = quantize(dequantize(rows, its_kind), finest), finest
+        writer.add_tensor("output.weight", rows, raw_dtype=its_kind)
     for name, value in head.tensors().items():
         array = value.detach().float().numpy()
         # hidden states have values of very different sizes, and so has what fuses them unnormed

@@ -101,7 +101,6 @@ SUGGESTIONS = [
         ("generate -p hi --top-p 1.5", "--top-p 1.5"),
         ("generate -p hi -n -2", "--n-predict -2"),
         ("generate -p hi -c -1", "--ctx-size -1"),
-        ("generate -p hi --no-draft --draft-max 3", "--draft-max"),
         ("generate -p hi -m m.gguf -md d.gguf --no-draft", "--model-draft"),
         ("generate -p hi -md d.gguf", "--model-draft"),
         ("generate -p hi -m m.gguf -ngld 3", "--n-gpu-layers-draft"),

@@ -133,6 +133,7 @@ class ContextChoice:
             n_cells=max(n_ctx, request.n_cells * (n_slots > 1)) * (request.owner == "target"),
             max_ctx=0 if self._depends_on_size else model.n_ctx_train,
             gives_features=True,
+            copies_features=not has(self._header, Trait.SHOWS_INPUTS),
         )
 
     def _measured(
