@@ -224,7 +224,7 @@ MOST_LINES = {
     "enlarge": 953,
     "gguf": 11767,
     "grammar": 844,
-    "hub": 516,
+    "hub": 450,
     "jobs": 422,
     "kit": 475,
     "memory": 1448,

@@ -54,9 +54,10 @@ def fetch_named(args: argparse.Namespace) -> tuple[list[str], Heads]:
         notes += [*fetched.notes, f"{getattr(args, name)} is {fetched.model.name}"]
         if setting == "model":
             repo = hub_reference.parse(getattr(args, name)).repo
+            sizes = {file.name: file.size_bytes for file in fetched.files}
             heads = {
-                head.name: (str(HubReference(repo, path=head.name)), head.size_bytes)
-                for head in fetched.heads
+                name: (str(HubReference(repo, path=name)), sizes[name])
+                for name in gguf_names.heads(sizes)
             }
     return notes, heads
 

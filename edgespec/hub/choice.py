@@ -146,12 +146,11 @@ def onnx_models(files: Iterable[HubFile]) -> list[HubModel]:
 
 def _belonging(graph: HubFile, files: Iterable[HubFile]) -> list[HubFile]:
     """Files with the graph's weights, and settings beside it or in a folder above."""
-    folders = {str(folder) for folder in PurePosixPath(graph.name).parents}
-    weights = tuple(f"{graph.name}{ending}" for ending in ("_data", ".data"))
+    folders = {*PurePosixPath(graph.name).parents}
+    weights = f"{graph.name}_data", f"{graph.name}.data", f"{graph.name[: -len(SUFFIX)]}.data"
     found = []
     for file in files:
-        place = PurePosixPath(file.name)
-        is_data = file.name.startswith(weights) or file.name == f"{graph.name[: -len(SUFFIX)]}.data"
-        if is_data or (place.name in _SETTINGS and str(place.parent) in folders):
+        path = PurePosixPath(file.name)
+        if file.name.startswith(weights) or (path.name in _SETTINGS and path.parent in folders):
             found.append(file)
     return sorted(found, key=lambda file: file.name)

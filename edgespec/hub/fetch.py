@@ -1,34 +1,56 @@
 """Fetches a model from the hub, or finds it in the cache when the hub does not serve.
 
 The cache is huggingface_hub's own, which other programs share: HF_HOME, HF_TOKEN, HF_ENDPOINT and
-HF_HUB_OFFLINE mean what they mean to all its tools. A hub may be hostile, or the server may not be
-a hub, and names and checksums become paths on disk.
+HF_HUB_OFFLINE mean what they mean to all its tools. Its own download begins anew after a failure or
+Ctrl-C; here a file is resumed where an earlier attempt stopped. A hub may be hostile, or the server
+may not be a hub, and names and checksums become paths on disk:
+
+    models--USER--REPO/blobs/CHECKSUM
+    models--USER--REPO/snapshots/COMMIT/NAME    a link to a blob
+    models--USER--REPO/refs/main                the newest commit
+    .locks/models--USER--REPO/CHECKSUM.lock     held by the process that fetches it
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import shutil
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from io import RawIOBase
 from pathlib import Path, PurePosixPath
 
 import httpx2
-from huggingface_hub import HfApi, constants, get_token, hf_hub_url
+from huggingface_hub import HfApi, constants, get_session, get_token, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+from huggingface_hub.utils import WeakFileLock, hf_raise_for_status  # type: ignore[attr-defined]
 
 from edgespec.errors import FetchError, ModelError
-from edgespec.files import gguf_names
-from edgespec.hub.choice import HubFile, HubModel, choose
-from edgespec.hub.repository import TIMEOUT_S, HubFailure, Repository
+from edgespec.files.unfinished import unfinished_file
+from edgespec.hub.choice import HubFile, HubModel, choose, gguf_models, onnx_models
 from edgespec.ports import Progress
 from edgespec.settings.hub_reference import HubReference
 from edgespec.settings.units import format_size
 
-MAX_NAME_LENGTH = 1024
-"""Longest accepted path of a file in a repository."""
 _DIGITS = re.compile("[0-9a-f]{40}(?:[0-9a-f]{24})?")
 """Checksums by SHA-1, as of a commit, and by SHA-256."""
+_PART = ".edgespec.incomplete"
+"""Suffix of the bytes fetched so far, which are kept when fetching fails."""
+TIMEOUT_S = 20.0
+MAX_FAILURES = 5
+"""Consecutive failures without progress before giving up."""
+PAUSE_S = 1.0
+"""Seconds to wait after the first failure, doubled after each consecutive one."""
+_PASSING = {None, 408, 429, *range(500, 600)}
+"""Answers after which a retry may succeed; None: no answer."""
+
+
+class HubFailure(Exception):
+    """The newest files could not be fetched; its arguments are the reason and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +60,8 @@ class Fetched:
     path: Path
     """The file to load; the first part of a split model."""
     model: HubModel
-    heads: tuple[HubFile, ...] = ()
-    """The drafting heads in its repository, in the order in which they are tried."""
+    files: tuple[HubFile, ...]
+    """All files of its repository."""
     notes: tuple[str, ...] = ()
 
 
@@ -61,7 +83,7 @@ class Hub:
         if self.offline:
             return self._from_cache(reference, "HF_HUB_OFFLINE is set")
         try:
-            return self._newest(reference, progress)
+            return self._newest(reference, progress or (lambda what, share: None))
         except (HubFailure, httpx2.HTTPError, OSError) as error:
             reason, advice = self._explained(error, reference)
             try:
@@ -69,31 +91,50 @@ class Hub:
             except (FetchError, ModelError):
                 raise FetchError(f"{reason}: {advice}") from error
 
-    def _newest(self, reference: HubReference, progress: Progress | None) -> Fetched:
+    def models(self) -> Iterator[tuple[HubReference, HubModel, list[Path]]]:
+        """The models in the cache: how -hf names each, and its files, the one to load first."""
+        for folder in sorted(self.cache.glob("models--*--*")):
+            repo, paths = folder.name.removeprefix("models--").replace("--", "/"), _cached(folder)
+            for model in (*gguf_models(paths), *onnx_models([*paths])):
+                yield HubReference(repo, model.quant), model, [paths[file] for file in model.files]
+
+    def _folder(self, repo: str) -> Path:
+        return self.cache / f"models--{repo.replace('/', '--')}"
+
+    def _newest(self, reference: HubReference, progress: Progress) -> Fetched:
         commit, files = self._listed(reference.repo)
-        model, repository = choose(reference, files), Repository.of(self.cache, reference.repo)
-        for what, digits in (("commit", commit), *((one.name, one.digits) for one in model.files)):
-            if not _DIGITS.fullmatch(digits):
-                raise HubFailure(
-                    f"{self.endpoint} gave no hexadecimal checksum of {reference.repo}'s {what}",
-                    "nothing was fetched, since it could not be checked",
-                )
-        missing = [file for file in model.files if not repository.blob(file).exists()]
+        model, folder = choose(reference, files), self._folder(reference.repo)
+        blobs = {file: folder / "blobs" / file.digits for file in model.files}
+        missing = {file: blob for file, blob in blobs.items() if not blob.exists()}
         total_bytes = sum(file.size_bytes for file in missing)
-        self._check_room(reference, total_bytes - sum(map(repository.here_bytes, missing)))
+
+        def here_bytes() -> int:
+            tried = (path for one in missing.values() for path in (one, one.with_suffix(_PART)))
+            return sum(path.stat().st_size for path in tried if path.exists())
 
         def report() -> None:
-            if progress is not None:
-                share = sum(map(repository.here_bytes, missing)) / max(total_bytes, 1)
-                progress(f"fetching {reference} ({format_size(total_bytes)})", share)
+            share = here_bytes() / max(total_bytes, 1)
+            progress(f"fetching {reference} ({format_size(total_bytes)})", share)
 
+        there = next(one for one in (self.cache, *self.cache.parents) if one.exists())
+        free_bytes, needed_bytes = shutil.disk_usage(there).free, total_bytes - here_bytes()
+        if needed_bytes > free_bytes:
+            raise HubFailure(
+                f"{reference} needs {format_size(needed_bytes)} in {self.cache}, where "
+                f"{format_size(free_bytes)} are free",
+                "free some space, or set HF_HOME to a folder on a larger disk",
+            )
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        for file in missing:
+        for file, blob in missing.items():
             url = hf_hub_url(reference.repo, file.name, revision=commit, endpoint=self.endpoint)
-            repository.fetch(file, url, headers, report)
-        paths = [repository.place(commit, file) for file in model.files]
-        repository.set_newest(commit)
-        return Fetched(paths[0], model, _heads(files))
+            _fetch(file, blob, url, headers, report)
+        snapshot, newest = folder / "snapshots" / commit, folder / "refs" / "main"
+        for file, blob in blobs.items():
+            _link(snapshot / file.name, blob)
+        newest.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished_file(newest) as out:  # what offline use finds
+            out.write(commit.encode())
+        return Fetched(snapshot / model.files[0].name, model, tuple(files))
 
     def _listed(self, repo: str) -> tuple[str, list[HubFile]]:
         """The newest commit of a repository and its files, without names that lead out of it.
@@ -105,13 +146,9 @@ class Hub:
             api = HfApi(endpoint=self.endpoint, token=self.token)
             info = api.model_info(repo, files_metadata=True, timeout=TIMEOUT_S)
             files = [
-                HubFile(
-                    one.rfilename,
-                    int(one.size or 0),
-                    str(one.lfs.sha256 if one.lfs else one.blob_id),
-                )
+                HubFile(name, int(one.size or 0), str(one.lfs.sha256 if one.lfs else one.blob_id))
                 for one in info.siblings or ()
-                if _is_inside(one.rfilename)
+                if _is_inside(name := one.rfilename)
             ]
         except httpx2.HTTPError:
             raise
@@ -121,29 +158,26 @@ class Hub:
                 "open it in a browser, as the network may require a login, or change or unset the "
                 "variables of proxies and certificates, such as ALL_PROXY and SSL_CERT_FILE",
             ) from error
-        return str(info.sha), files
-
-    def _check_room(self, reference: HubReference, n_bytes: int) -> None:
-        folder = next(one for one in (self.cache, *self.cache.parents) if one.exists())
-        free_bytes = shutil.disk_usage(folder).free
-        if n_bytes > free_bytes:
-            raise HubFailure(
-                f"{reference} needs {format_size(n_bytes)} in {self.cache}, where "
-                f"{format_size(free_bytes)} are free",
-                "free some space, or set HF_HOME to a folder on a larger disk",
-            )
+        commit = str(info.sha)
+        for what, digits in (("commit", commit), *((one.name, one.digits) for one in files)):
+            if not _DIGITS.fullmatch(digits):
+                raise HubFailure(
+                    f"{self.endpoint} gave no hexadecimal checksum of {repo}'s {what}",
+                    "nothing was fetched, since it could not be checked",
+                )
+        return commit, files
 
     def _from_cache(self, reference: HubReference, reason: str) -> Fetched:
         """The model that an earlier `fetch` or another program left in the cache. Raises
         FetchError."""
-        paths = Repository.of(self.cache, reference.repo).newest()
+        paths = _cached(self._folder(reference.repo))
         if not paths:
             raise FetchError(
                 f"{reference} is not in {self.cache}, and {reason}: fetch it when you are online"
             )
         model = choose(reference, paths)
         note = f"{reference}: {reason}; the model in the cache is used"
-        return Fetched(paths[model.files[0]], model, _heads(paths), (note,))
+        return Fetched(paths[model.files[0]], model, tuple(paths), (note,))
 
     def _explained(self, error: Exception, reference: HubReference) -> tuple[str, str]:
         """The reason of an error, and what to do."""
@@ -167,14 +201,92 @@ class Hub:
         return reason, advice
 
 
-def _heads(files: Iterable[HubFile]) -> tuple[HubFile, ...]:
-    by_name = {file.name: file for file in files}
-    sizes = {name: file.size_bytes for name, file in by_name.items()}
-    return tuple(by_name[name] for name in gguf_names.heads(sizes))
-
-
 def _is_inside(name: str) -> bool:
     """True if `name` is a relative path that stays inside a folder on every system."""
     path = PurePosixPath(name)
     is_plain = str(path) == name and not {"\\", ":"} & set(name) and name.isprintable()
-    return is_plain and len(name) <= MAX_NAME_LENGTH and not {"..", "/"} & set(path.parts)
+    return is_plain and not {"..", "/"} & set(path.parts)
+
+
+def _cached(folder: Path) -> dict[HubFile, Path]:
+    """The cached files of a repository's newest commit; empty if nothing was fetched."""
+    newest = folder / "refs" / "main"
+    revision = newest.read_text("utf-8").strip() if newest.exists() else ""
+    snapshot = folder / "snapshots" / revision
+    return {
+        HubFile(path.relative_to(snapshot).as_posix(), path.stat().st_size): path
+        for path in snapshot.rglob("*")
+        if revision and path.is_file()
+    }
+
+
+def _link(path: Path, blob: Path) -> None:
+    """Let a path of a commit have its content, unless another process was faster."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        try:  # a relative link, so that the cache can be moved
+            path.symlink_to(os.path.relpath(blob, path.parent))
+        except (OSError, NotImplementedError):  # forbidden, as on Windows
+            path.hardlink_to(blob)
+
+
+def _fetch(
+    file: HubFile, blob: Path, url: str, headers: Mapping[str, str], report: Callable[[], None]
+) -> None:
+    """Fetch the missing bytes of a file, or wait for another process that does; `report` is called
+    when more has come.
+
+    Raises HubFailure for a wrong checksum, since the file may have changed between two requests,
+    and the transport's or the hub's error after too many failures.
+    """
+    part, (_, repo, cache) = blob.with_suffix(_PART), [*blob.parents][:3]
+    lock = cache / ".locks" / repo.name / f"{blob.name}.lock"
+    for path in (blob, lock):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(lock):
+        if blob.exists():
+            return
+        with part.open("ab", buffering=0) as out:
+            _complete(out, file.size_bytes, url, headers, report)
+        digest = hashlib.sha256()
+        if len(file.digits) != 2 * digest.digest_size:
+            digest = hashlib.sha1(b"blob %d\0" % file.size_bytes, usedforsecurity=False)
+        with part.open("rb") as content:
+            digits = hashlib.file_digest(content, lambda: digest).hexdigest()
+        if digits != file.digits:
+            part.unlink()
+            raise HubFailure(
+                f"{file.name} came damaged (its SHA is {digits[:12]}..., not {file.digits[:12]}..."
+                ") and was deleted",
+                "fetch it again",
+            )
+        part.replace(blob)
+
+
+def _complete(
+    out: RawIOBase, n_bytes: int, url: str, headers: Mapping[str, str], report: Callable[[], None]
+) -> None:
+    """Append what is missing of `n_bytes`, in as many requests as that takes."""
+    failures = 0
+    while (done := out.tell()) < n_bytes:
+        wanted = {**headers, "Accept-Encoding": "identity", "Range": f"bytes={done}-"}
+        try:
+            with get_session().stream(
+                "GET", url, headers=wanted, timeout=TIMEOUT_S, follow_redirects=True
+            ) as response:
+                hf_raise_for_status(response)
+                if response.status_code != httpx2.codes.PARTIAL_CONTENT:
+                    out.truncate(0)  # the server sends the whole file
+                for chunk in response.iter_raw():
+                    out.write(chunk)
+                    report()
+                    if out.tell() > n_bytes:
+                        return
+            if out.tell() <= done:
+                raise httpx2.ReadError("nothing came")
+        except (httpx2.TransportError, HfHubHTTPError) as error:
+            failures = 0 if out.tell() > done else failures + 1
+            answer = getattr(getattr(error, "response", None), "status_code", None)
+            if failures > MAX_FAILURES or answer not in _PASSING:
+                raise
+            time.sleep(PAUSE_S * 2 ** max(0, failures - 1))

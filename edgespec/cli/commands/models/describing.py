@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from edgespec.cli.console import Console
@@ -45,11 +44,9 @@ def run_list(args: argparse.Namespace, console: Console) -> None:
 def _of_hub() -> Iterator[KnownModel]:
     """Models in the cache that Hugging Face's tools share."""
     with suppress(ImportError):
-        from huggingface_hub import constants
+        from edgespec.hub.fetch import Hub
 
-        from edgespec.hub.repository import models
-
-        for name, model, (path, *others) in models(Path(constants.HF_HUB_CACHE)):
+        for name, model, (path, *others) in Hub().models():
             yield catalogue.KnownModel(
                 name=str(name),
                 path=path,
