@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from edgespec.concurrency.interpreter import is_frozen
+from edgespec.concurrency.own_processes import is_frozen
 from edgespec.errors import UsageError
 
 

@@ -218,7 +218,7 @@ MOST_LINES = {
     "chat": 1399,
     "cli": 4584,
     "completions": 3697,
-    "concurrency": 511,
+    "concurrency": 480,
     "diagnosis": 480,
     "engine": 4088,
     "enlarge": 953,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from edgespec.concurrency.exit_codes import ENDING_SIGNALS
+from edgespec.concurrency.own_processes import ENDING_SIGNALS
 
 INTERRUPTED = 130
 ECHO_S = 0.5

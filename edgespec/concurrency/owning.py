@@ -35,19 +35,13 @@ class Closeable(ABC):
 
 
 def close_all(*closes: Callable[[], None]) -> None:
-    """Call all of `closes` in order, even if some raise; then raise the first error, with the later
-    ones as notes."""
-    failure: BaseException | None = None
-    for close in closes:
+    """Call all of `closes` in order, even if some raise; then raise the last error, whose context
+    has the earlier ones."""
+    if closes:
         try:
-            close()
-        except BaseException as error:  # noqa: BLE001 - the rest must be closed, too
-            if failure is None:
-                failure = error
-            else:
-                failure.add_note(f"closing also failed with {type(error).__name__}: {error}")
-    if failure is not None:
-        raise failure
+            closes[0]()
+        finally:
+            close_all(*closes[1:])
 
 
 class Users:
@@ -94,7 +88,7 @@ class Users:
         thread = threading.get_ident()
         try:
             self.inside.append(thread)
-            if os.getpid() != self._process:
+            if self.is_forked:
                 raise UsageError(
                     f"{self._name} belongs to the process {self._process}, of which this is a fork "
                     "without its threads: load one here, or start processes by multiprocessing's "

@@ -2,55 +2,50 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryFile
 
 from edgespec.concurrency.owning import POLL_S
 from edgespec.concurrency.worker import raise_if_cancelled
 
 
 def run_program(
-    command: Sequence[str], timeout_s: float, env: Mapping[str, str], given: bytes = b""
+    command: Sequence[str], timeout_s: float, env: Mapping[str, str], given: bytes | None = None
 ) -> bytes:
     """The output of a program with bytes as its input, in a session of its own.
 
     It is killed when the timeout is over or the worker's call was cancelled. Raises OSError,
     subprocess.SubprocessError and Cancelled.
     """
-    deadline_s = time.monotonic() + timeout_s
-    with TemporaryFile() as file, TemporaryFile() as out:  # pipes would have to be emptied
-        file.write(given)
-        file.seek(0)
-        with subprocess.Popen(
-            command,
-            stdin=file,
-            stdout=out,
-            stderr=subprocess.DEVNULL,
-            env=env,
-            start_new_session=os.name == "posix",
-            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-        ) as process:
-            prefer_to_kill(process.pid)
-            try:
-                while process.poll() is None:
-                    raise_if_cancelled()
-                    if time.monotonic() > deadline_s:
-                        raise subprocess.TimeoutExpired(command, timeout_s)
-                    with suppress(subprocess.TimeoutExpired):
-                        process.wait(POLL_S)
-            except BaseException:
-                process.kill()
-                raise
-        if process.returncode:
-            raise subprocess.CalledProcessError(process.returncode, command)
-        out.seek(0)
-        return out.read()
+    deadline_s, out = time.monotonic() + timeout_s, None
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=env,
+        start_new_session=True,
+    ) as process:
+        prefer_to_kill(process.pid)
+        try:
+            while out is None:
+                raise_if_cancelled()
+                if time.monotonic() > deadline_s:
+                    raise subprocess.TimeoutExpired(command, timeout_s)
+                try:
+                    out, _ = process.communicate(given, POLL_S)
+                except subprocess.TimeoutExpired:
+                    given = None  # it is sent once
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return out
 
 
 def prefer_to_kill(pid: int) -> None:

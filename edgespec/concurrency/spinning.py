@@ -5,8 +5,6 @@ Values in, values out: knows no clock, no thread and no library.
 
 from __future__ import annotations
 
-import math
-
 LONG = 300_000
 """GOMP's default number of turns: a waiting thread keeps its core for some milliseconds."""
 SHORT = 1009
@@ -29,7 +27,7 @@ class SpinRule:
 
     def __init__(self) -> None:
         self.spins = False
-        self._changed = -math.inf
+        self._changed = float("-inf")
         self._pause_s = SHORTEST_PAUSE_S
         self._pass_s = self._waited_s = 0.0
 

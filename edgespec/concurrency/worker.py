@@ -6,12 +6,11 @@ thread may look whether its call was cancelled.
 
 from __future__ import annotations
 
-import atexit
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -20,7 +19,7 @@ from edgespec.errors import Cancelled
 
 T = TypeVar("T")
 Running = Future
-Calls = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+Calls = SimpleQueue[tuple[Future[Any], Callable[[], Any], threading.Event | None] | None]
 
 _calls = threading.local()
 """The call that runs in a worker's thread: `ending` is set once it is to end."""
@@ -41,22 +40,23 @@ class Worker(Closeable):
 
     def __init__(self) -> None:
         self._queue: Calls = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._end: weakref.finalize[..., Worker] | None = None
         self._is_closed = False
 
-    def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Have the thread make a call after those that it has; does not wait."""
+    def submit(self, call: Callable[[], T], ending: threading.Event | None = None) -> Future[T]:
+        """Have the thread make a call after those that it has; does not wait. Where `ending` is set
+        the call was cancelled."""
         if self._is_closed:
             raise RuntimeError("the worker is closed")
-        if self._thread is None:
+        if self._end is None:
             thread = threading.Thread(
                 target=_work, args=(self._queue,), name="edgespec-model", daemon=True
             )
             thread.start()
-            self._thread, self._end = thread, partial(_end_thread, self._queue, thread)
-            atexit.register(self._end)  # native code must not run while its library is unloaded
+            # also at exit: native code must not run while its library is unloaded
+            self._end = weakref.finalize(self, _end_thread, self._queue, thread)
         future: Future[T] = Future()
-        self._queue.put((future, call))
+        self._queue.put((future, call, ending))
         return future
 
     @contextmanager
@@ -66,12 +66,7 @@ class Worker(Closeable):
         `cancel` makes the call end soon; it is called if the block ends first.
         """
         ending = threading.Event()
-
-        def called() -> T:
-            _calls.ending = ending
-            return call()
-
-        future = self.submit(called)
+        future = self.submit(call, ending)
         try:
             yield future
         finally:
@@ -97,13 +92,8 @@ class Worker(Closeable):
     def close(self) -> None:
         """End the thread after the calls that it has. Idempotent."""
         self._is_closed = True
-        if self._thread is not None:
-            atexit.unregister(self._end)
+        if self._end is not None:
             self._end()
-
-    def __del__(self) -> None:
-        if queue := getattr(self, "_queue", None):
-            queue.put(None)
 
 
 def result_of(call: Future[T], check: Callable[[], None] | None = None) -> T:
@@ -119,7 +109,7 @@ def result_of(call: Future[T], check: Callable[[], None] | None = None) -> T:
 
 def _work(queue: Calls) -> None:
     while (made := queue.get()) is not None:
-        future, call = made
+        future, call, _calls.ending = made
         try:
             future.set_result(call())
         except BaseException as error:  # noqa: BLE001 - raised to whoever waits
@@ -129,4 +119,5 @@ def _work(queue: Calls) -> None:
 
 def _end_thread(queue: Calls, thread: threading.Thread) -> None:
     queue.put(None)
-    thread.join()
+    if thread is not threading.current_thread():
+        thread.join()

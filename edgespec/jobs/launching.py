@@ -19,8 +19,7 @@ from typing import IO, Any, TypeVar
 
 import psutil
 
-from edgespec.concurrency import exit_codes
-from edgespec.concurrency.interpreter import python
+from edgespec.concurrency import own_processes
 from edgespec.concurrency.program import kill_started_by, prefer_to_kill
 from edgespec.errors import BudgetError, EdgespecError
 from edgespec.jobs.limits import UNLIMITED, Limiter
@@ -51,8 +50,8 @@ def launch(
             job_file, out, err = (cleanup.enter_context(file()) for file in [TemporaryFile] * 3)
             job_file.write(pickle.dumps(job))
             job_file.seek(0)
-            command = [*prefix, *python("-m", "edgespec.jobs.job_process", str(os.getpid()))]
-            process = cleanup.enter_context(_started(command, job_file, out, err))
+            ours = own_processes.python("-m", "edgespec.jobs.job_process", str(os.getpid()))
+            process = cleanup.enter_context(_started([*prefix, *ours], job_file, out, err))
         while process.poll() is None:
             tick()
             with suppress(subprocess.TimeoutExpired):
@@ -102,9 +101,9 @@ def _answer(code: int, out: bytes, err: bytes) -> tuple[Any, EdgespecError | Non
             result, failure = pickle.loads(out)
             return result, failure
     lines = err.decode(errors="replace").strip().splitlines()
-    why = exit_codes.exit_reason(code, lines[-1] if lines else "")
+    why = own_processes.exit_reason(code, lines[-1] if lines else "")
     told = f"the process ended before it was done ({why})"
-    if exit_codes.signal_name(code) == "SIGKILL":
+    if own_processes.signal_name(code) == "SIGKILL":
         return None, BudgetError(f"{told}: raise the memory limit of its container or cgroup")
     return None, EdgespecError(told)
 
@@ -129,7 +128,7 @@ def deferring_signals() -> Iterator[None]:
     heard: list[int] = []
     before = {
         number: signal.signal(number, lambda number, _: heard.append(number))
-        for number in exit_codes.ENDING_SIGNALS
+        for number in own_processes.ENDING_SIGNALS
     }
     try:
         yield

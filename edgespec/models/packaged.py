@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from edgespec.concurrency.interpreter import python
+from edgespec.concurrency.own_processes import python
 from edgespec.errors import FetchError
 from edgespec.files import cache_folder
 from edgespec.files.unfinished import scratch_folder, unfinished_file

@@ -70,7 +70,7 @@ def test_a_second_process_is_refused(start: Callable[[Path], object], tmp_path: 
 ACT = """
 import sys
 sys.frozen = True
-from edgespec.concurrency.interpreter import act_as_interpreter, python
+from edgespec.concurrency.own_processes import act_as_interpreter, python
 act_as_interpreter()
 print("the application", *python()[1:])
 """

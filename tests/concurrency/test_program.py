@@ -23,6 +23,11 @@ def test_a_program_that_takes_too_long_is_killed() -> None:
     assert time.monotonic() - began < 30
 
 
+def test_a_program_that_takes_long_is_given_its_input_once() -> None:
+    code = "import sys, time; time.sleep(0.3); print(sys.stdin.read() * 2, end='')"
+    assert run_program([sys.executable, "-c", code], 60, os.environ, b"ab") == b"abab"
+
+
 def test_a_cancelled_call_kills_its_program() -> None:
     """Ctrl-C while a plan was made waited for trials of the libraries, up to minutes."""
     began = time.monotonic()

@@ -1,5 +1,5 @@
 """Lets a frozen application be started as the interpreter of edgespec's own programs."""
 
-from edgespec.concurrency.interpreter import act_as_interpreter
+from edgespec.concurrency.own_processes import act_as_interpreter
 
 act_as_interpreter()

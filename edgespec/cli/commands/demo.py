@@ -15,8 +15,7 @@ from typing import Any
 
 from edgespec.cli.console import Console
 from edgespec.cli.interrupts import Interrupts
-from edgespec.concurrency.exit_codes import exit_reason
-from edgespec.concurrency.interpreter import python
+from edgespec.concurrency.own_processes import exit_reason, python
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
 from edgespec.models import packaged

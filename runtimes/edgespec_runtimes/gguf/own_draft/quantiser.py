@@ -16,8 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.concurrency.exit_codes import exit_reason, signal_name
-from edgespec.concurrency.interpreter import python
+from edgespec.concurrency.own_processes import exit_reason, python, signal_name
 from edgespec.concurrency.program import prefer_to_kill
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.settings.units import format_size

@@ -23,7 +23,7 @@ import onnx
 import onnxruntime as ort
 from onnx import compose
 
-from edgespec.concurrency import interpreter
+from edgespec.concurrency import own_processes
 from edgespec.concurrency.program import run_program
 from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile
@@ -168,7 +168,7 @@ def _pairs(cut: Cut) -> dict[int, tuple[Piece, Piece]]:
 
 def _can_measure() -> bool:
     """True where the kernel tells a process's peak, and Python can be started."""
-    return sys.platform == "linux" and interpreter.is_available()
+    return sys.platform == "linux" and own_processes.is_available()
 
 
 def _with_places(cut: Cut, piece: Piece, source: SourceModel) -> bytes:
@@ -195,7 +195,7 @@ def _tried(graphs: Sequence[bytes], n_pairs: int, source: SourceModel, n_threads
         }
         try:
             said = run_program(
-                interpreter.python("-m", "edgespec_runtimes.onnx.trials"),
+                own_processes.python("-m", "edgespec_runtimes.onnx.trials"),
                 TIMEOUT_S,
                 silent_environment(),
                 b"".join((json.dumps(request).encode(), b"\n", *graphs)),

@@ -1,9 +1,11 @@
-"""Commands that run this Python interpreter in a process of its own."""
+"""Processes of our own: the command that starts an interpreter, signals that ask one to end, and
+why one ended early, by its exit code."""
 
 from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 from pathlib import Path
 from threading import Event
@@ -13,6 +15,13 @@ from edgespec.errors import EdgespecError
 _ACTING = "--edgespec-as-interpreter"
 """First argument of a frozen application that is to run a module instead of its own program."""
 _acting = Event()
+ENDING_SIGNALS = tuple(
+    signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+"""Ctrl-C, a service manager's wish, and outside Windows a terminal that is gone."""
+_CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
+_SHELL = 128
+"""A shell, sudo or systemd-run exits with this plus the signal number that ended its command."""
 
 
 def is_frozen() -> bool:
@@ -51,3 +60,30 @@ def act_as_interpreter() -> None:
             del sys.argv[1:4]
             runpy.run_module(module, run_name="__main__", alter_sys=True)
             sys.exit()
+
+
+def signal_name(exit_code: int) -> str | None:
+    """Name of the signal that ended a process, or None.
+
+    `exit_code` is the one reported by `subprocess` or by a shell.
+    """
+    number = -exit_code if exit_code < 0 else exit_code - _SHELL
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return None
+
+
+def exit_reason(exit_code: int, last_line: str = "") -> str:
+    """A clause that says why a process ended early; `last_line` is the last line of its output."""
+    name = signal_name(exit_code)
+    words = f": {last_line}" if last_line else ""
+    if name == "SIGKILL":
+        return "it was killed, as the kernel does where memory is short"
+    if name in _CRASHES:
+        return (
+            f"native code crashed, {name}{words}; a library that was built for another processor "
+            "does: build it here with pip install --no-cache-dir --force-reinstall --no-deps "
+            "llama-cpp-python; PYTHONFAULTHANDLER=1 shows where it was"
+        )
+    return (f"ended by {name}" if name else f"exit code {exit_code}") + words
