@@ -123,11 +123,10 @@ def over_three_layers(
 
 
 def resident_bytes(cache: ExpertCache) -> int:
-    """Resident bytes of the matrices' address ranges and of the supply, page by page: the kernel's
-    maps may join a range with its neighbour, such as a thread's stack."""
+    """Resident bytes of the matrices' address ranges, page by page: the kernel's maps may join a
+    range with its neighbour, such as a thread's stack."""
     total = 0
-    supply = [cache._memory._supply] if cache._memory._supply else []
-    for memory in [*supply, *(one for ranges in cache._memory._ranges for one in ranges)]:
+    for memory in (one for ranges in cache._memory._ranges for one in ranges):
         pages = (ctypes.c_ubyte * (memory.nbytes // mmap.PAGESIZE))()
         address, nbytes = ctypes.c_void_p(memory.address), ctypes.c_size_t(memory.nbytes)
         assert ctypes.CDLL(None).mincore(address, nbytes, pages) == 0

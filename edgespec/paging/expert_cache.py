@@ -8,7 +8,6 @@ threads that read. The module is longer than others, because all its books chang
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -67,9 +66,7 @@ class ExpertCache(Closeable):
         self._first_row_share = 1.0
         """Share of the experts read for the last choice that its first token chose."""
         self._memory = ExpertMemory(layers, capacity_bytes)
-        self._evicted: deque[Slice] = deque()
-        """Slices that were evicted for the next reads, which take their memory."""
-        self._reads = SliceReads(layers, self._memory, reader, self._supply, trace)
+        self._reads = SliceReads(layers, self._memory, reader, trace)
         self._lock = self._reads.lock
 
     def address(self, layer: int, matrix: int) -> int:
@@ -164,15 +161,13 @@ class ExpertCache(Closeable):
     def resize(self, capacity_bytes: int) -> None:
         """Hold at most so many bytes from now on; nothing may be acquired.
 
-        Waits for reads that are under way, and frees the memory of what is evicted.
+        Waits for reads that are under way.
         """
         with self._lock:
             self._reads.wait_until_idle()
             self._capacity = capacity_bytes
             self._make_room(0)
-            while self._evicted:
-                self._forget(self._evicted.popleft())
-            self._memory.free_supply()
+            self._memory.resize(capacity_bytes)
 
     def cancel(self) -> None:
         """Wake a waiting `acquire`, which returns False; lasts until `resume`."""
@@ -233,7 +228,7 @@ class ExpertCache(Closeable):
             self._group.add((layer, matrix, expert))
             reads.append(SliceRead(layer, expert, matrix, entry))
             group.append(expert)
-        self._put(reads)
+        self._reads.put(reads)
         return group
 
     def _end_group(self, layer: int) -> None:
@@ -252,7 +247,7 @@ class ExpertCache(Closeable):
         for key in unused:
             del self._transient[key]
             self.used_bytes -= self._room_of(key)
-            self._forget(key)
+            self._let_go(key)
 
     def _entry(self, layer: int, matrix: int, expert: int) -> Entry:
         return self._transient.get((layer, matrix, expert)) or self._entries[layer][expert]
@@ -315,29 +310,13 @@ class ExpertCache(Closeable):
 
     def _enqueue(self, layer: int, experts: Sequence[int]) -> None:
         """Queue the slices matrix by matrix, in the order in which they are computed."""
-        self._put(
+        self._reads.put(
             [
                 SliceRead(layer, expert, matrix, self._entries[layer][expert])
                 for matrix in range(len(self.layers[layer].matrices))
                 for expert in experts
             ]
         )
-
-    def _put(self, reads: Sequence[SliceRead]) -> None:
-        """Queue slices that count as used; each takes the memory of what was evicted for it.
-
-        What is left over is taken by later reads: until then it fits beside what counts as used.
-        """
-        needed = sum(self._room_of(task.slice) for task in reads)
-        waiting = sum(map(self._room_of, self._evicted))
-        free = self._capacity - self.used_bytes + needed - waiting
-        for task in reads:
-            room_bytes = self._room_of(task.slice)
-            while self._evicted and (not task.evicted or free < room_bytes):
-                task.evicted.append(self._evicted.popleft())
-                free += self._room_of(task.evicted[-1])
-            free -= room_bytes
-        self._reads.put(reads)
 
     def _room_of(self, key: Slice) -> int:
         layer, matrix, _ = key
@@ -362,8 +341,7 @@ class ExpertCache(Closeable):
         failure = None
         for expert in failed:
             failure = present[expert].failure
-            for key in self._remove(layer, expert):
-                self._forget(key)
+            self._remove(layer, expert)
         return failure
 
     def _make_room(self, nbytes: int) -> bool:
@@ -373,26 +351,20 @@ class ExpertCache(Closeable):
             victim = self._eviction.victim(self._may_evict)
             if victim is None:
                 return False
-            self._evicted.extend(self._remove(*victim))
+            self._remove(*victim)
         return True
 
     def _may_evict(self, layer: int, expert: int) -> bool:
         return (layer, expert) not in self._acquired and not self._entries[layer][expert].unread
 
-    def _remove(self, layer: int, expert: int) -> list[Slice]:
-        """Remove an expert from the books; returns its slices, whose memory is to be freed."""
+    def _remove(self, layer: int, expert: int) -> None:
         del self._entries[layer][expert]
         self.used_bytes -= self._room[layer]
         self._eviction.remove(layer, expert)
-        return [(layer, matrix, expert) for matrix in range(len(self.layers[layer].matrices))]
+        for matrix in range(len(self.layers[layer].matrices)):
+            self._let_go((layer, matrix, expert))
 
-    def _supply(self, task: SliceRead) -> int | None:
-        """Put memory behind a slice that is read next: that of evicted ones, or some of the supply,
-        which is returned to be put there."""
-        unused = [key for key in task.evicted if not self._is_cached(key)]
-        return None if self._memory.reuse(task.slice, unused) else self._memory.reserve(task.slice)
-
-    def _forget(self, key: Slice) -> None:
-        """Free the memory of a slice, unless it is in use in another way."""
+    def _let_go(self, key: Slice) -> None:
+        """Let others have the memory of a slice, unless it is in use in another way."""
         if not self._is_cached(key):
-            self._memory.forget(key)
+            self._memory.let_go(key)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.paging.expert_layers import ExpertLayer
@@ -37,8 +37,6 @@ class SliceRead:
     expert: int
     matrix: int
     entry: Entry
-    evicted: list[Slice] = field(default_factory=list)
-    """Slices whose memory it takes."""
 
     @property
     def slice(self) -> Slice:
@@ -56,10 +54,8 @@ class SliceReads(Closeable):
         layers: Sequence[ExpertLayer],
         memory: ExpertMemory,
         reader: Reader,
-        supply: Callable[[SliceRead], int | None],
         trace: Trace,
     ) -> None:
-        """`supply` puts memory behind a slice, in the order of the queue, or reserves some."""
         self.lock = threading.Lock()
         self.arrival = threading.Condition(self.lock)
         """Signals that all slices of a matrix that were asked for were read, that one has failed,
@@ -71,7 +67,6 @@ class SliceReads(Closeable):
         self._layers = layers
         self._memory = memory
         self._reader = reader
-        self._supply = supply
         self._trace = trace
         self._queue: deque[SliceRead] = deque()
         self._pending: Counter[tuple[int, int]] = Counter()
@@ -117,15 +112,13 @@ class SliceReads(Closeable):
                     return
                 task = self._queue.popleft()
                 self._begin_reading()
-                reserved = self._supply(task)
-            self._read(task, reserved)
+                self._memory.provide(task.slice)
+            self._read(task)
 
-    def _read(self, task: SliceRead, reserved: int | None) -> None:
+    def _read(self, task: SliceRead) -> None:
         n, failure = 0, None
         run = self._layers[task.layer].matrices[task.matrix].run(task.expert)
         try:
-            if reserved is not None:
-                self._memory.take(task.slice, reserved)
             view = self._memory.view(task.slice, run.nbytes)
             n = self._reader.read(run, view, lambda: self.is_closing)
         except BaseException as exc:  # noqa: BLE001 - it is raised in the consumer's thread

@@ -65,7 +65,7 @@ def test_what_came_for_a_round_makes_room_again(opened: Callable[..., tuple]) ->
     n_groups = len(list(cache.groups(0, 0, choice(range(6)))))
     assert 1 < n_groups <= 3
     assert cache.used_bytes == 0
-    assert resident_bytes(cache) == 0
+    assert resident_bytes(cache) <= 2 * room_of(layers)
 
 
 def test_rounds_end_when_they_are_cancelled(opened: Callable[..., tuple]) -> None:

@@ -25,21 +25,15 @@ from expert_files import (
     room_of,
     slices,
     slices_in,
-    wait_until,
 )
 
 N_EXPERTS = 8
 
 
-@pytest.fixture(
-    params=["moved from a supply", "moved", "moved to few places", "not moved"],
-)
+@pytest.fixture(params=["moved", "moved to few places", "not moved"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Abilities of the kernel with pages."""
-    if request.param == "moved from a supply":
-        monkeypatch.setattr(expert_memory, "MIN_SUPPLY_BYTES", 0)
-    elif request.param == "moved to few places":
-        monkeypatch.setattr(expert_memory, "MIN_SUPPLY_BYTES", 0)
+    if request.param == "moved to few places":
         monkeypatch.setattr(expert_memory, "MAX_MOVED_PLACES", 5)
     elif request.param == "not moved":
         monkeypatch.setattr(expert_memory, "move_pages", lambda *args: False)
@@ -80,13 +74,12 @@ def test_memory_stays_within_the_capacity_whatever_the_sizes_of_slices(
     path = make_file(tmp_path, layers)
     capacity = 4 * room_of(layers)
     content, chance = path.read_bytes(), random.Random(3)
-    left_of_supply = max(layer.room_bytes for layer in layers)  # too little for another expert
     with ExpertCache(layers, DirectReader([path]), capacity) as cache:
         for _ in range(30):
             for number, layer in enumerate(layers):
                 chosen = chance.sample(range(N_EXPERTS), 2)
                 assert cache.acquire(number, choice(chosen)) and cache.complete(number)
-                assert resident_bytes(cache) <= capacity + left_of_supply
+                assert resident_bytes(cache) <= capacity
                 for expert in chosen:
                     assert slices(cache, number, expert) == slices_in(content, layer, expert)
                 cache.release(number)
@@ -148,16 +141,3 @@ def test_an_expert_chosen_again_while_its_memory_is_promised_to_another_is_whole
         for expert in chosen:
             assert slices(cache, 0, expert) == slices_in(content, layers[0], expert)
         cache.release(0)
-
-
-def test_a_supply_is_ready_before_the_first_read(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(expert_memory, "MIN_SUPPLY_BYTES", 0)
-    layers = make_layers(1, N_EXPERTS)
-    path, capacity = make_file(tmp_path, layers), 4 * room_of(layers)
-    with ExpertCache(layers, DirectReader([path]), capacity) as cache:
-        memory = cache._memory
-        wait_until(lambda: memory._n_populated_bytes >= capacity)
-        assert cache.acquire(0, choice([0, 1])) and cache.complete(0)
-        assert memory._n_supplied_bytes == 2 * layers[0].room_bytes
