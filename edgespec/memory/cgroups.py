@@ -73,49 +73,17 @@ def _quota(folder: Path, version: int) -> float:
 
 
 def groups(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
-    """Folder and version of this process's cgroup and of all its ancestors."""
-    for version, path in _memberships(root, controller):
-        for mount_root, mount_point in _mounts(root, version, controller):
-            # in a container the mount may begin inside the hierarchy, at the container's group
-            below = path.removeprefix(mount_root.rstrip("/")) if _is_below(path, mount_root) else ""
-            top = root / mount_point.lstrip("/")
-            folder = top / below.lstrip("/")
-            while True:
-                yield folder, version
-                if folder == top:
-                    break
-                folder = folder.parent
-
-
-def _memberships(root: Path, controller: str) -> Iterator[tuple[int, str]]:
-    """Version and path of this process's group in each hierarchy that may have the controller."""
+    """Folder and version of this process's groups that may have the controller, and of all their
+    ancestors, where systems and containers mount them. A container may show its group alone, at
+    the top; the path then names folders that do not exist."""
     for line in _read(root / "proc/self/cgroup").splitlines():
-        number, controllers, path = line.split(":", 2)
-        if number == "0" and not controllers:
-            yield 2, path
-        elif controller in controllers.split(","):
-            yield 1, path
-
-
-def _mounts(root: Path, version: int, controller: str) -> Iterator[tuple[str, str]]:
-    """Path inside the hierarchy, and mount point, of each mount of a hierarchy."""
-    for line in _read(root / "proc/self/mountinfo").splitlines():
-        left, _, right = line.partition(" - ")
-        mount_root, mount_point = left.split()[3:5]
-        kind, *_, options = right.split()
-        if (version == 2 and kind == "cgroup2") or (
-            version == 1 and kind == "cgroup" and controller in options.split(",")
-        ):
-            yield _unescape(mount_root), _unescape(mount_point)
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
-def _unescape(field: str) -> str:
-    """A field of mountinfo without its octal escapes."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            top = root / "sys/fs/cgroup" / (controller if controllers else "")
+            folder = top / path.lstrip("/")
+            for group in (folder, *folder.parents):
+                if group.is_relative_to(top) and group.is_dir():
+                    yield group, 1 if controllers else 2
 
 
 def _read(path: Path) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from edgespec.errors import BudgetError, UsageError, setting
@@ -206,17 +205,9 @@ def usable_cores(root: Path = _ROOT) -> int:
 
 def _physical_cores(root: Path) -> int | None:
     """Number of physical cores; None if unknown."""
-    cpus = (root / "sys/devices/system/cpu").glob("cpu[0-9]*")
-    if threads := {text for cpu in cpus if (text := _threads_of_its_core(cpu))}:
-        return len(threads)
+    files = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/topology/core_cpus_list")
+    if cores := {file.read_text(encoding="utf-8") for file in files}:
+        return len(cores)
     import psutil
 
     return psutil.cpu_count(logical=False)
-
-
-def _threads_of_its_core(cpu: Path) -> str:
-    """The logical processors of a processor's core, which name the core; empty if unknown."""
-    for name in ("core_cpus_list", "thread_siblings_list"):  # the second before Linux 5.3
-        with suppress(OSError):
-            return (cpu / "topology" / name).read_text(encoding="utf-8")
-    return ""

@@ -369,7 +369,7 @@ class PinnedSegments(Closeable):
         self._memory[segment.extents] = memory
         try:
             with self._trace.span(Track.STORAGE, "read pinned") as span:
-                n = read_segment(reader, segment, memory, 0, stopped)
+                n = read_segment(reader, segment, memory, stopped)
                 span.note(name=segment.name, bytes=n)
         except BaseException:
             self.drop(segment)

@@ -5,7 +5,6 @@ Knows files, extents, segments and their layout in memory, but not when or why t
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import sys
@@ -16,11 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 
-from edgespec.concurrency.owning import POLL_S, Closeable
+from edgespec.concurrency.owning import POLL_S, Closeable, close_all
 from edgespec.errors import WeightReadError
 
 BLOCK_BYTES = max(4096, mmap.PAGESIZE)
@@ -184,67 +183,76 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
-class FileWatch:
-    """Size and time of the last change of an open file, which stay while its weights are in use."""
+class WatchedFile(Closeable):
+    """An open file, whose size and time of the last change stay while its weights are in use."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self._path = path
-        self._before = os.fstat(descriptor)
+    def __init__(self, path: Path, past_cache: bool = False) -> None:
+        """Raises WeightReadError."""
+        self.path = path
+        try:
+            self.descriptor, self.is_direct = _opened(path, past_cache)
+        except OSError as error:
+            raise WeightReadError(f"cannot open {path}: {error.strerror}") from error
+        self._before = os.fstat(self.descriptor)
 
-    def check(self, descriptor: int) -> None:
+    def check(self) -> None:
         """Raise WeightReadError if the file was cut short or written to since it was opened."""
-        before, now = self._before, os.fstat(descriptor)
+        before, now = self._before, os.fstat(self.descriptor)
         if now.st_size < before.st_size:
             raise WeightReadError(
-                f"{self._path} was cut short while it was in use: it ends at byte "
+                f"{self.path} was cut short while it was in use: it ends at byte "
                 f"{now.st_size:,}, and had {before.st_size:,} bytes; copy or download it again"
             )
         if (now.st_mtime_ns, now.st_size) != (before.st_mtime_ns, before.st_size):
             raise WeightReadError(
-                f"{self._path} was written to while it was in use, so that its weights are not "
+                f"{self.path} was written to while it was in use, so that its weights are not "
                 "those that were loaded: load the model again"
             )
 
+    def close(self) -> None:
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
 
 class WatchedFiles(Closeable):
-    """Files that a library has mapped, which stay as they were when they were opened."""
+    """Files that are read, or that a library has mapped, in their order."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path], past_cache: bool = False) -> None:
         """Raises WeightReadError if one cannot be opened."""
-        self._watches: list[tuple[int, FileWatch]] = []
-        for path in paths:
-            try:
-                descriptor = os.open(path, os.O_RDONLY)
-            except OSError as error:
-                self.close()
-                raise WeightReadError(f"cannot open {path}: {error.strerror}") from error
-            self._watches.append((descriptor, FileWatch(path, descriptor)))
+        self._files: list[WatchedFile] = []
+        try:
+            for path in paths:
+                self._files.append(WatchedFile(path, past_cache))
+        except WeightReadError:
+            self.close()
+            raise
+
+    def __getitem__(self, index: int) -> WatchedFile:
+        return self._files[index]
 
     def check(self) -> None:
         """Raise WeightReadError if one was cut short or written to."""
-        for descriptor, watch in self._watches:
-            watch.check(descriptor)
+        for file in self._files:
+            file.check()
 
     def close(self) -> None:
-        while self._watches:
-            os.close(self._watches.pop()[0])
+        close_all(*(file.close for file in self._files))
 
 
 class ReadLimit:
-    """Slows reads of all threads down to those of a device that serves one after the other."""
+    """Slows reads of all threads down to those of a device that serves one after the other; None:
+    it does not."""
 
-    def __init__(self, bytes_per_s: float) -> None:
+    def __init__(self, bytes_per_s: float | None) -> None:
         self._bytes_per_s = bytes_per_s
         self._free_at = 0.0
         self._lock = threading.Lock()
 
-    @classmethod
-    def of(cls, bytes_per_s: float | None) -> Self | None:
-        """The limit of this rate; None without one."""
-        return None if bytes_per_s is None else cls(bytes_per_s)
-
     def begin(self, nbytes: int) -> float:
         """The time at which a read that begins now has ended on such a device."""
+        if self._bytes_per_s is None:
+            return 0.0
         with self._lock:
             begin_s = max(time.perf_counter(), self._free_at)
             self._free_at = begin_s + nbytes / self._bytes_per_s
@@ -255,84 +263,49 @@ class DirectReader(Closeable):
     """Reads past the page cache where the OS and the file system can, through it elsewhere."""
 
     def __init__(self, paths: Sequence[Path], limit: ReadLimit | None = None) -> None:
-        """Readers with the same `limit` share it."""
-        self._limit = limit
-        self._paths = tuple(paths)
-        self._files: list[int] = []
-        self._direct: list[bool] = []
-        self._watches: list[FileWatch] = []
-        self._replaced: list[int] = []
-        """Descriptors that other threads may still be reading from."""
-        self._reopening = threading.Lock()
-        try:
-            for path in self._paths:
-                descriptor, direct = _open_direct(path)
-                self._files.append(descriptor)
-                self._direct.append(direct)
-                self._watches.append(FileWatch(path, descriptor))
-        except OSError as exc:
-            self.close()
-            raise WeightReadError(
-                f"cannot open {exc.filename} for reading: {exc.strerror}"
-            ) from exc
+        """Readers with the same `limit` share it. Raises WeightReadError."""
+        self._limit = limit or ReadLimit(None)
+        self._files = WatchedFiles(paths, past_cache=True)
 
     def read(self, run: Run, into: memoryview, stopped: Callable[[], bool]) -> int:
-        done = 0
+        done, file = 0, self._files[run.file_index]
         while done < run.nbytes and not stopped():
             requested = min(READ_BYTES, run.nbytes - done)
-            end_s = self._limit.begin(requested) if self._limit else 0.0
+            end_s = self._limit.begin(requested)
             with into[done : done + requested] as target:
-                n = self._read_some(run, run.start + done, target)
+                n = _read_some(file, run.start + done, target)
             done += n
             while (left_s := end_s - time.perf_counter()) > 0 and not stopped():
                 time.sleep(min(left_s, POLL_S))
             if n < requested:
                 break
-        descriptor = self._files[run.file_index]
-        self._watches[run.file_index].check(descriptor)
+        file.check()
         if done < run.needed and not stopped():
             raise WeightReadError(
-                f"{self._paths[run.file_index]} is cut short at byte "
-                f"{os.fstat(descriptor).st_size:,}, and weights reach to "
+                f"{file.path} is cut short at byte "
+                f"{os.fstat(file.descriptor).st_size:,}, and weights reach to "
                 f"{run.start + run.needed:,}: copy or download it again"
             )
         return done
 
-    def _read_some(self, run: Run, offset: int, target: memoryview) -> int:
-        """Fill `target` from `offset`; returns the bytes read, fewer only at the file's end."""
-        descriptor = self._files[run.file_index]
-        n = 0
-        while n < len(target):
-            try:
-                got = read_at(descriptor, target[n:], offset + n)
-            except OSError as exc:
-                if exc.errno == errno.EINVAL:
-                    plain = self._reopen_plain(run.file_index)
-                    if plain != descriptor:
-                        descriptor = plain
-                        continue
-                path = self._paths[run.file_index]
-                raise WeightReadError(f"reading {path} failed: {exc.strerror}") from exc
-            n += got
-            if got == 0 or n % BLOCK_BYTES:
-                break
-        if sys.platform == "linux" and n and not self._direct[run.file_index]:
-            os.posix_fadvise(descriptor, offset, n, os.POSIX_FADV_DONTNEED)
-        return n
-
-    def _reopen_plain(self, file_index: int) -> int:
-        """The descriptor of the file without direct reads."""
-        with self._reopening:
-            if self._direct[file_index]:
-                plain = os.open(self._paths[file_index], os.O_RDONLY)
-                self._replaced.append(self._files[file_index])
-                self._files[file_index], self._direct[file_index] = plain, False
-            return self._files[file_index]
-
     def close(self) -> None:
-        for descriptors in (self._files, self._replaced):
-            while descriptors:
-                os.close(descriptors.pop())
+        self._files.close()
+
+
+def _read_some(file: WatchedFile, offset: int, target: memoryview) -> int:
+    """Fill `target` from `offset`; returns the bytes read, fewer only at the file's end."""
+    n = 0
+    while n < len(target):
+        try:
+            got = read_at(file.descriptor, target[n:], offset + n)
+        except OSError as exc:
+            raise WeightReadError(f"reading {file.path} failed: {exc.strerror}") from exc
+        n += got
+        if got == 0 or n % BLOCK_BYTES:
+            break
+    if sys.platform == "linux" and n and not file.is_direct:
+        os.posix_fadvise(file.descriptor, offset, n, os.POSIX_FADV_DONTNEED)
+    return n
 
 
 _SEEKING = threading.Lock()
@@ -347,29 +320,24 @@ def read_at(descriptor: int, into: memoryview, offset: int) -> int:
         return file.readinto(into) or 0
 
 
-def _open_direct(path: Path) -> tuple[int, bool]:
-    if sys.platform == "linux":
-        try:
-            return os.open(path, os.O_RDONLY | os.O_DIRECT), True
-        except OSError as exc:
-            if exc.errno != errno.EINVAL:
-                raise
-    descriptor = os.open(path, os.O_RDONLY)
-    if sys.platform != "win32":
-        import fcntl
-
-        if hasattr(fcntl, "F_NOCACHE"):
-            with suppress(OSError):
-                fcntl.fcntl(descriptor, fcntl.F_NOCACHE, 1)
+def _opened(path: Path, past_cache: bool) -> tuple[int, bool]:
+    """A descriptor of a file, and True if its reads bypass the page cache. Raises OSError."""
+    if sys.platform == "linux" and past_cache:
+        with suppress(OSError):  # some file systems refuse direct reads here, others below
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+            try:
+                with mmap.mmap(-1, BLOCK_BYTES) as block:
+                    os.preadv(descriptor, [block], 0)
                 return descriptor, True
-    return descriptor, False
+            except OSError:
+                os.close(descriptor)
+    return os.open(path, os.O_RDONLY), False
 
 
 def read_segment(
-    reader: Reader, segment: Segment, memory: AlignedMemory, start: int, stopped: Callable[[], bool]
+    reader: Reader, segment: Segment, memory: AlignedMemory, stopped: Callable[[], bool]
 ) -> int:
-    """Read a segment into the slot at `start` of `memory`; returns the bytes read."""
+    """Read a segment into `memory`; returns the bytes read."""
     return sum(
-        reader.read(run, memory.view(start + run.slot_offset, run.nbytes), stopped)
-        for run in segment.runs
+        reader.read(run, memory.view(run.slot_offset, run.nbytes), stopped) for run in segment.runs
     )

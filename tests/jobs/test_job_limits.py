@@ -33,9 +33,7 @@ def disk(tmp_path: Path) -> tuple[Path, str]:
 def version_1(disk: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> Path:
     root, _ = disk
     write(root / "proc/self/cgroup", "4:memory:/mine\n7:blkio:/\n")
-    mounts = (f"3 1 0:3 / /cg/{name} rw - cgroup cgroup rw,{name}" for name in ("memory", "blkio"))
-    write(root / "proc/self/mountinfo", "\n".join(mounts))
-    for folder in ("cg/memory/mine", "cg/blkio"):
+    for folder in ("sys/fs/cgroup/memory/mine", "sys/fs/cgroup/blkio"):
         (root / folder).mkdir(parents=True)
     # the kernel's own files vanish with their group
     monkeypatch.setattr(Path, "rmdir", shutil.rmtree)
@@ -46,10 +44,9 @@ def version_1(disk: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> Path:
 def version_2(disk: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> Path:
     root, _ = disk
     write(root / "proc/self/cgroup", "0::/user/me\n")
-    write(root / "proc/self/mountinfo", "3 1 0:3 / /cg rw - cgroup2 cgroup2 rw")
-    (root / "cg/user/me").mkdir(parents=True)
-    write(root / "cg/user/cgroup.controllers", "cpu io memory\n")
-    write(root / "cg/user/cgroup.subtree_control", "memory\n")
+    (root / "sys/fs/cgroup/user/me").mkdir(parents=True)
+    write(root / "sys/fs/cgroup/user/cgroup.controllers", "cpu io memory\n")
+    write(root / "sys/fs/cgroup/user/cgroup.subtree_control", "memory\n")
     monkeypatch.setattr(Path, "rmdir", shutil.rmtree)
     return root
 
@@ -66,7 +63,7 @@ def test_version_1_gets_a_group_for_memory_and_one_for_reads(version_1: Path, di
         assert (memory / "memory.limit_in_bytes").read_text() == str(1 << 20)
         rate = (blkio / "blkio.throttle.read_bps_device").read_text()
         assert rate == f"{disk[1]} 3000000"
-        assert memory.parent == version_1 / "cg/memory/mine"
+        assert memory.parent == version_1 / "sys/fs/cgroup/memory/mine"
         assert [str(group / "cgroup.procs") for group in (memory, blkio)] == prefix[4:-1]
     assert groups(version_1) == []
 
@@ -87,7 +84,7 @@ def test_groups_are_removed_when_the_block_is_interrupted(version_1: Path):
 
 
 def test_groups_that_a_killed_process_left_are_removed_by_the_next(version_1: Path):
-    parent = version_1 / "cg/memory/mine"
+    parent = version_1 / "sys/fs/cgroup/memory/mine"
     ended, living = (parent / f"edgespec-bench-{pid}" for pid in (1 << 22, os.getppid()))
     same_number = parent / f"edgespec-bench-{os.getpid()}"
     for folder in (ended, living, same_number):
@@ -117,10 +114,10 @@ def test_version_2_enables_the_controller_and_takes_it_back(version_2: Path, dis
     limiter, reasons = limits.find(BOTH, version_2, version_2)
     assert limiter.name == "cgroup v2"
     assert reasons == ["cgroup v1: there is no memory hierarchy"]
-    control = version_2 / "cg/user/cgroup.subtree_control"
+    control = version_2 / "sys/fs/cgroup/user/cgroup.subtree_control"
     with limiter.bind():
         (group,) = groups(version_2)
-        assert group.parent == version_2 / "cg/user"
+        assert group.parent == version_2 / "sys/fs/cgroup/user"
         assert (group / "memory.max").read_text() == str(1 << 20)
         assert (group / "io.max").read_text() == f"{disk[1]} rbps=3000000"
         assert control.read_text() == "+io"

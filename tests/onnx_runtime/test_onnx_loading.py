@@ -10,10 +10,9 @@ import pytest
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 from edgespec.errors import Cancelled
-from edgespec_runtimes.onnx import prepared as prepared_onnx
 from edgespec_runtimes.onnx import runtime
 from onnx_files import write_llama
-from onnx_models import open_paged, open_resident, request
+from onnx_models import request
 
 
 def names_of_threads() -> set[str]:
@@ -48,13 +47,3 @@ def test_a_resident_load_is_told_from_nothing_to_all(folder: Path) -> None:
         prepared.close()
     assert (shares[0], shares[-1]) == (0.0, 1.0)
     assert shares == sorted(shares)
-
-
-@pytest.mark.parametrize("share", [None, 0.5])
-def test_what_was_loaded_is_collapsed_once_resident_or_paged(
-    share: float | None, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    collapsed: list[object] = []
-    monkeypatch.setattr(prepared_onnx, "collapse_resident", collapsed.append)
-    (open_resident(folder) if share is None else open_paged(folder, share=share)).close()
-    assert len(collapsed) == 1

@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import random
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +63,7 @@ def whole(reader: DirectReader) -> bytes:
     """The file, read as a segment."""
     segment = Segment("s", [Extent(0, 0, FILE_BYTES)])
     with AlignedMemory(segment.slot_bytes) as memory:
-        assert read_segment(reader, segment, memory, 0, lambda: False) == FILE_BYTES
+        assert read_segment(reader, segment, memory, lambda: False) == FILE_BYTES
         return bytes(memory.view(0, FILE_BYTES))
 
 
@@ -109,7 +107,7 @@ def test_where_no_file_can_be_opened_for_direct_reads_it_is_read_plainly(
 
 
 @pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="no direct reads here")
-def test_where_direct_reads_are_refused_the_file_is_read_plainly_from_then_on(
+def test_where_direct_reads_are_refused_the_file_is_read_plainly(
     weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fcntl = pytest.importorskip("fcntl")
@@ -121,37 +119,15 @@ def test_where_direct_reads_are_refused_the_file_is_read_plainly_from_then_on(
         return is_direct
 
     with DirectReader([weights]) as reader:
-        if not reader._direct[0]:
+        if not reader._files[0].is_direct:
             pytest.skip("the file system of the test has no direct reads")
-        fail_with_einval(monkeypatch, "preadv", is_direct)
+    fail_with_einval(monkeypatch, "preadv", is_direct)
+    with DirectReader([weights]) as reader:
         assert [whole(reader), whole(reader)] == [weights.read_bytes()] * 2
     assert len(refused) == 1
 
 
-@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="no direct reads here")
-def test_two_threads_whose_direct_reads_are_refused_read_plainly(
-    weights: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One closed the descriptor that the other was still reading from."""
-    fcntl = pytest.importorskip("fcntl")
-    both = threading.Barrier(2, timeout=60)
-
-    def is_direct(descriptor: int, *_: object) -> bool:
-        is_direct = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
-        if is_direct:
-            both.wait()
-        return is_direct
-
-    with DirectReader([weights]) as reader:
-        if not reader._direct[0]:
-            pytest.skip("the file system of the test has no direct reads")
-        fail_with_einval(monkeypatch, "preadv", is_direct)
-        with ThreadPoolExecutor(2) as pool:
-            assert list(pool.map(whole, [reader] * 2)) == [weights.read_bytes()] * 2
-
-
-def test_a_plain_read_that_fails_is_told(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An invalid argument is no reason to open the file again for ever."""
+def test_a_read_that_fails_is_told(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with DirectReader([weights]) as reader:
         fail_with_einval(monkeypatch, "preadv", lambda *_: True)
         with pytest.raises(WeightReadError, match=r"weights\.bin"):

@@ -8,36 +8,34 @@ from pathlib import Path
 
 from edgespec.concurrency.owning import Closeable
 from edgespec.errors import WeightReadError
-from edgespec.paging.reader import Extent, FileWatch, read_at
+from edgespec.paging.reader import Extent, WatchedFile, read_at
 
 
 class RowFile(Closeable):
     """An open file with a table of equal rows, which is not read ahead."""
 
     def __init__(self, path: Path, name: str, extent: Extent, row_bytes: int) -> None:
-        """`name` is the table's in messages."""
+        """`name` is the table's in messages. Raises WeightReadError."""
         self.row_bytes = row_bytes
-        self._path = path
         self._name = name
         self._offset = extent.offset
-        self._file = os.open(path, os.O_RDONLY)
-        self._watch = FileWatch(path, self._file)
+        self._file = WatchedFile(path)
         if sys.platform == "linux":
-            os.posix_fadvise(self._file, extent.offset, extent.nbytes, os.POSIX_FADV_RANDOM)
+            place = extent.offset, extent.nbytes
+            os.posix_fadvise(self._file.descriptor, *place, os.POSIX_FADV_RANDOM)
 
     def read(self, row: int, into: memoryview) -> None:
         """Read a row. Raises WeightReadError."""
+        file = self._file
         try:
-            n = read_at(self._file, into, self._offset + row * self.row_bytes)
+            n = read_at(file.descriptor, into, self._offset + row * self.row_bytes)
         except OSError as error:
-            raise WeightReadError(f"reading {self._path} failed: {error.strerror}") from error
-        self._watch.check(self._file)
+            raise WeightReadError(f"reading {file.path} failed: {error.strerror}") from error
+        file.check()
         if n != self.row_bytes:
             raise WeightReadError(
-                f"{self._path} was cut short: {self._name} ends before its row {row}; copy it again"
+                f"{file.path} was cut short: {self._name} ends before its row {row}; copy it again"
             )
 
     def close(self) -> None:
-        file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)
+        self._file.close()

@@ -18,7 +18,6 @@ import onnxruntime as ort
 from edgespec.errors import UsageError, setting
 from edgespec.memory import process
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
-from edgespec.memory.collapsing import collapse_resident
 from edgespec.memory.heap import trim_heap
 from edgespec.memory.needs import ModelNeeds
 from edgespec.paging.reader import WatchedFiles
@@ -299,7 +298,6 @@ class PreparedOnnx(PreparedModel):
             self._deployed.check(session)
             for file in self._source.files:
                 copy_mapped(file)
-            collapse_resident(self._is_stopped)
             inputs = tuple((name, name) for name in session.inputs)
             outputs = tuple((name, name) for name in session.outputs)
             one_piece = Cut((), (Piece("model", 0, 0, inputs, (), outputs),), ())
@@ -329,7 +327,6 @@ class PreparedOnnx(PreparedModel):
             )
             on_failure.callback(weights.close)
             weights.fill(progress)
-            collapse_resident(self._is_stopped)
             on_failure.pop_all()
         return self._open(fitted.cut, None, weights, tables)
 

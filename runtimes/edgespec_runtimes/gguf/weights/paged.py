@@ -70,7 +70,7 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
         """`request` has the trace and the limit of reads."""
         lower = [mapped.nested.path] if mapped.nested else []
         paths = [*header.paths, *lower]
-        open_reader = partial(DirectReader, paths, ReadLimit.of(request.read_limit))
+        open_reader = partial(DirectReader, paths, ReadLimit(request.read_limit))
         reader: Reader = open_reader()
         if mapped.nested:
             reader = mapped.nested.checked(reader)

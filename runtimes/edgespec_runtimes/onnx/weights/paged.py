@@ -119,7 +119,7 @@ class OnnxWeights(SegmentedWeights[PieceWeights]):
         trace: Trace = OFF,
         read_limit: int | None = None,
     ) -> None:
-        reader = DirectReader(source.files, ReadLimit.of(read_limit))
+        reader = DirectReader(source.files, ReadLimit(read_limit))
         super().__init__(plan, reader, is_stopped, trace)
         self.groups = tuple(groups)
         self._source = source
