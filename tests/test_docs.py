@@ -16,6 +16,7 @@ from edgespec import errors
 from edgespec.cli.flags import parser
 from edgespec.models.embedded import embedded_pair
 from embedding_files import write_encoder
+from measuring.true_shapes import SHAPES, FetchedModel, row
 
 ROOT = Path(__file__).parents[1]
 PAPERS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
@@ -24,6 +25,7 @@ RECORDS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 ROOTS = (ROOT, ROOT / "edgespec", ROOT / "runtimes" / "edgespec_runtimes", ROOT / "models")
 """Folders below which pages name modules."""
 MAX_WORDS = 600
+NUMBER = re.compile(r"[\d.]+")
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 PAGES = runpy.run_path(str(ROOT / "docs/pages.py"))
@@ -114,6 +116,18 @@ def test_the_predictions_of_a_page_are_those_of_the_command() -> None:
     """Run `python docs/pages.py` if they are not."""
     page = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
     assert PAGES["with_predictions"](page) == page
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shape", SHAPES, ids=[shape.name for shape in SHAPES])
+def test_the_table_of_models_that_people_fetch_is_of_their_plans(shape: FetchedModel) -> None:
+    """Copy `python tests/measure.py true-shapes` if it is not."""
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    shown = next(line for line in page.splitlines() if line.startswith(f"| {shape.name} |"))
+    planned = row(shape, "8GiB", "4096").split("|")[1:-1]
+    for one, other in zip(planned, shown.split("|")[1:], strict=False):
+        told, wanted = ([float(n) for n in NUMBER.findall(c.replace(",", ""))] for c in (one, other))
+        assert told == pytest.approx(wanted, rel=0.03), (one, other)
 
 
 def test_embedding_names_the_flags_that_the_makefile_builds_with() -> None:

@@ -147,12 +147,12 @@ class MemoryPlan:
     def bytes_per_pass(self) -> int:
         """Expected bytes read by a pass over one token: streamed weights in whole blocks, and
         experts that are probably not cached."""
-        return max(0, self.expected_bytes(1) - self.prompt_bytes)
+        return self.expected_bytes(1, self.prompt_bytes)
 
     @property
     def least_bytes_per_pass(self) -> int:
         """Bytes read by a pass over one token while the context is nearly empty."""
-        return max(0, self.expected_bytes(1) - self.lent_bytes)
+        return self.expected_bytes(1, self.lent_bytes)
 
     @property
     def prompt_bytes(self) -> int:
@@ -164,11 +164,12 @@ class MemoryPlan:
         """Bytes that weights have while the context is nearly empty and no prompt is read."""
         return sum(row.nbytes for row in self.rows if row.is_lent)
 
-    def expected_bytes(self, n_nodes: int) -> int:
-        """Expected bytes read by a pass over `n_nodes` nodes."""
-        experts = self.experts
-        missing = experts.expected_bytes(self.expert_bytes, n_nodes) if experts else 0
-        return self.streamed_read_bytes + int(missing)
+    def expected_bytes(self, n_nodes: int, lent_bytes: int = 0) -> int:
+        """Expected bytes read by a pass over `n_nodes` nodes; what is lent keeps experts last."""
+        streamed = self.streamed_read_bytes - lent_bytes
+        cache_bytes = self.expert_bytes + max(0, -streamed)
+        missing = self.experts.expected_bytes(cache_bytes, n_nodes) if self.experts else 0
+        return max(0, streamed) + int(missing)
 
     @property
     def upper_bytes(self) -> int:

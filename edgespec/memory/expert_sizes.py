@@ -55,8 +55,7 @@ class ExpertSizes:
         A cache that holds the share s of all experts has a hit rate of about s^(2/3) (measured on
         a mixture: 18, 32, 52, 67 and 89 % for s = 12, 20, 36, 50 and 75 %).
         """
-        missing = 1 - math.pow(min(1.0, cache_bytes / self.room_bytes), 2 / 3)
-        return self.nbytes * missing
+        return self.nbytes * (1 - math.pow(min(1.0, cache_bytes / self.room_bytes), 2 / 3))
 
 
 def room_for_experts(experts: ExpertSizes, dense_bytes: int, min_ring: int, room: int) -> int:

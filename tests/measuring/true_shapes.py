@@ -10,15 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass, field
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from edgespec.cli.command_line import main as edgespec
 from edgespec_runtimes.gguf.file.layout import KINDS
 from gguf_files import Gguf, Tensor
 from zoo_files import model_metadata, tensors_wanted
@@ -107,7 +106,7 @@ class FetchedModel:
             return "MXFP4" if "_exps" in name else "Q8_0"
         n, i = self.n_layers, layer
         more = i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
-        is_fine = name in ("token_embd.weight", "output.weight") or (
+        is_fine = name == ("token_embd.weight" if self.tied else "output.weight") or (
             more and any(part in name for part in ("attn_v.", "ffn_down"))
         )
         if shape[0] % 256:
@@ -271,28 +270,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    print("| model | architecture | file | smallest budget | kept | read a token | tokens/s |")
+    print("| model | architecture | file | smallest budget | kept | a token reads | tokens/s |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for shape in SHAPES:
-        if arguments.names and shape.name not in arguments.names:
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            path = shape.file(Path(folder))
-            said = StringIO()
-            with redirect_stdout(said):
-                budget, limit = arguments.memory_budget, str(DISK)
-                words = f"plan -m {path} -c {arguments.ctx_size} --json --no-draft --read-limit"
-                edgespec([*words.split(), limit, "--memory-budget", budget])
-            plan = json.loads(said.getvalue())
-            print(row(shape, path.stat().st_size, plan), flush=True)
+        if not arguments.names or shape.name in arguments.names:
+            print(row(shape, arguments.memory_budget, arguments.ctx_size), flush=True)
 
 
-def row(shape: FetchedModel, size: int, plan: dict[str, Any]) -> str:
-    read = plan["bytes_per_pass"]
-    kept = plan["pinned_bytes"] + plan["expert_cache_bytes"]
-    speed = f"{DISK / read:.2g}" if read else "in memory"
+def row(shape: FetchedModel, budget: str, ctx_size: str) -> str:
+    """A row of the table in docs/models.md, of a process of its own: each reports its own size."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = shape.file(Path(folder))
+        words = f"plan -m {path} -c {ctx_size} --memory-budget {budget} --no-draft --json"
+        command = [sys.executable, "-m", "edgespec", *words.split(), "--read-limit", str(DISK)]
+        plan = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+        size = path.stat().st_size
+    read, kept = plan["bytes_per_pass"], plan["pinned_bytes"] + plan["expert_cache_bytes"]
+    reads = f"{kept / 2**30:.1f} GiB | {read / 1e6:,.0f} MB | {DISK / read:.2g}" if read else ""
     return (
         f"| {shape.name} | {shape.architecture} | {size / 1e9:.1f} GB "
-        f"| {plan['smallest_bytes'] / 2**20:.0f} MiB | {kept / 2**30:.1f} GiB "
-        f"| {read / 1e6:,.0f} MB | {speed} |"
+        f"| {plan['smallest_bytes'] / 2**20:,.0f} MiB | {reads or 'all | | in memory'} |"
     )

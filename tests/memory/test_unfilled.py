@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -36,6 +37,7 @@ def test_every_step_keeps_the_budget_and_reads_nothing_again(budget_mib: int) ->
 
 
 def test_the_cache_of_experts_has_the_memory_of_a_mixture() -> None:
+    """More cache saves a share of the experts that a token chooses, not all that it can hold."""
     experts = ExpertSizes(
         n_layers=4,
         n_experts=64,
@@ -49,6 +51,9 @@ def test_the_cache_of_experts_has_the_memory_of_a_mixture() -> None:
     first = divided(plan, plan.budget_bytes + CONTEXT.unused_bytes(0))
     assert first.pinned == plan.pinned
     assert first.expert_bytes - plan.expert_bytes == 59 * MIB
+    rows = [replace(row, is_lent=row.what == "KV cache") for row in plan.rows]
+    lent = divided(plan, plan.budget_bytes + plan.rows[0].nbytes)
+    assert replace(plan, rows=tuple(rows)).least_bytes_per_pass == lent.expected_bytes(1) > 0
 
 
 @pytest.mark.parametrize("context", [ContextSize(), ContextSize(256, 16 << 10)])
