@@ -18,7 +18,7 @@ from edgespec.chat.messages import Message, checked
 from edgespec.chat.reasoning import Marks, ReasoningSplitter
 from edgespec.chat.render_limits import TemplateLimitError, measured
 from edgespec.errors import ModelError, UsageError, setting
-from edgespec.ports.chat_format import ChatFormat
+from edgespec.ports.language_model import ChatFormat
 from edgespec.settings import arguments
 
 if TYPE_CHECKING:

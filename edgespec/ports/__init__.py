@@ -7,5 +7,4 @@ from edgespec.ports.language_model import Progress as Progress
 from edgespec.ports.language_model import StateOrigin as StateOrigin
 from edgespec.ports.language_model import Take as Take
 from edgespec.ports.language_model import Vocabulary as Vocabulary
-from edgespec.ports.language_model import token_ids_of as token_ids_of
 from edgespec.ports.language_model import unknown_token as unknown_token

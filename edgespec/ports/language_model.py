@@ -1,4 +1,4 @@
-"""The port through which a model is used, and its vocabulary.
+"""The port through which a model is used, its vocabulary, and templates from its files.
 
 Draft and target have the same port: the draft of one pair may be the target of another. What only
 some models can do has a default that says no.
@@ -9,15 +9,14 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from edgespec.errors import UsageError
+from edgespec.errors import ModelError, UsageError, setting
 from edgespec.pool import Pool
-from edgespec.ports.chat_format import ChatFormat
 from edgespec.values import ModelInfo, PagingStats, PassReport
 
 Progress = Callable[[str, float], None]
@@ -25,6 +24,34 @@ Progress = Callable[[str, float], None]
 Take = Callable[[int, np.ndarray], None]
 """Receives features of consecutive tokens: the position of the first token, and float32
 [tokens, layers, values]. The array is valid only during the call."""
+DEFAULT, FOR_TOOLS = "default", "tool_use"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """Templates by name, usually only DEFAULT, and special tokens by their names in templates."""
+
+    templates: Mapping[str, str] = field(default_factory=dict)
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    """Text by name: `bos_token`, `eos_token` and so on."""
+    control_tokens: frozenset[str] = frozenset()
+    """Strings that are always tokenized as control tokens, or that end a text."""
+    added_tokens: frozenset[str] = frozenset()
+    """Strings that are always tokenized as one token, which is no control token."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling settings recommended by the model's authors, by fields of `SamplingParams`; not
+    validated."""
+
+    def source(self, model: str, with_tools: bool = False) -> str:
+        """The template for a conversation. Raises ModelError if the model has none."""
+        if with_tools and FOR_TOOLS in self.templates:
+            return self.templates[FOR_TOOLS]
+        if DEFAULT in self.templates:
+            return self.templates[DEFAULT]
+        raise ModelError(
+            f"{model} has no chat template by default: it continues text and was not trained to "
+            f"converse; use `edgespec generate`, or give one with {setting.use_chat_template}"
+        )
 
 
 class Vocabulary(ABC):
@@ -83,13 +110,6 @@ class StateOrigin:
     """The model's weight files."""
     settings: Mapping[str, str]
     """The library's version, the context size, the cache types and so on, by name."""
-
-
-def token_ids_of(model: LanguageModel, n_vocab: int) -> np.ndarray | None:
-    """Token of each column of a model's logits, of the first `n_vocab` tokens; None for a model
-    that rates all tokens in their order."""
-    ids = model.token_ids
-    return None if ids is None else ids[: np.searchsorted(ids, n_vocab)]
 
 
 class ModelPort(ABC):

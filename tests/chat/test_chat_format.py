@@ -5,7 +5,7 @@ import json
 import pytest
 
 from edgespec.errors import ModelError
-from edgespec.ports.chat_format import ChatFormat
+from edgespec.ports.language_model import ChatFormat
 from edgespec_runtimes.gguf.file.chat_format import chat_format, special_tokens
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.onnx.files.chat_format import chat_format as onnx_format

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from edgespec.chat.prompts import ChatPrompts
 from edgespec.chat.reasoning import Marks, ReasoningSplitter, marks_of
 from edgespec.engine.transcript import Transcript
-from edgespec.ports.chat_format import ChatFormat
+from edgespec.ports.language_model import ChatFormat
 from fake_model import FakeVocabulary
 
 MARKS = Marks("<think>", "</think>")

@@ -10,7 +10,7 @@ pytest.importorskip("jinja2", reason="the extra `chat` is not installed")
 
 from edgespec.chat.prompts import ChatPrompt, ChatPrompts
 from edgespec.errors import ModelError
-from edgespec.ports.chat_format import ChatFormat
+from edgespec.ports.language_model import ChatFormat
 
 TURNS = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}<end>\n{% endfor %}"

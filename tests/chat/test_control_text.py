@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from edgespec.chat.prompts import MAX_PIECES, ChatPrompts
 from edgespec.chat.template import ChatTemplate
 from edgespec.errors import UsageError
-from edgespec.ports.chat_format import ChatFormat
+from edgespec.ports.language_model import ChatFormat
 
 CONTROL = ("<|im_start|>", "<|im_end|>", "</s>", "[INST]")
 TEMPLATES = {

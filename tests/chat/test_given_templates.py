@@ -4,7 +4,7 @@ import pytest
 
 from edgespec.chat.prompts import ChatPrompts
 from edgespec.errors import UsageError
-from edgespec.ports.chat_format import ChatFormat
+from edgespec.ports.language_model import ChatFormat
 
 HELLO = [{"role": "user", "content": "Hello"}]
 TALK = [

@@ -11,7 +11,7 @@ import pytest
 from edgespec.chat.prompts import ChatPrompts
 from edgespec.completions import service
 from edgespec.grammar.specification import json_schema
-from edgespec.ports.chat_format import ChatFormat
+from edgespec.ports.language_model import ChatFormat
 from edgespec.session.session import Session
 from server_running import TEMPLATE, pair
 

@@ -11,7 +11,6 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import PairError
 from edgespec.models.describe import describe
 from edgespec.models.embedded import embedded_pair
-from edgespec.ports import token_ids_of
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec_runtimes.enlarge.gguf.trim import write_trimmed
@@ -38,7 +37,8 @@ def first_logits(draft: Path) -> tuple[np.ndarray, np.ndarray | None]:
     with session.open_models(settings) as models:
         assert models.draft is not None
         tokens, n_vocab = models.target.vocabulary.encode(PROMPT), models.target.info.n_vocab
-        return logits_of_a_tree(models.draft, tokens), token_ids_of(models.draft, n_vocab)
+        ids = models.draft.token_ids
+        return logits_of_a_tree(models.draft, tokens), None if ids is None else ids[ids < n_vocab]
 
 
 @pytest.mark.slow

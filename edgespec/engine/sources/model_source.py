@@ -15,7 +15,7 @@ import numpy as np
 from edgespec.engine.sources.source import Opinion, Source
 from edgespec.errors import ModelError
 from edgespec.pool import Pool, line
-from edgespec.ports import LanguageModel, PassPart, token_ids_of
+from edgespec.ports import LanguageModel, PassPart
 
 if TYPE_CHECKING:
     from edgespec.engine.text import Text
@@ -70,7 +70,8 @@ class ModelSource(Source):
         """True if texts may become longer than the model's context."""
         self._n_latest = n_ctx // 2 - SINK_TOKENS
         self._n_candidates = n_candidates
-        self._rated = token_ids_of(model, n_vocab)
+        ids = model.token_ids
+        self._rated = None if ids is None else ids[: np.searchsorted(ids, n_vocab)]
         """Tokens of the model's logits; None for the first of the vocabulary."""
         self._n_shared = (
             min(n_vocab, model.info.n_vocab) if self._rated is None else len(self._rated)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgespec.ports.chat_format import DEFAULT, ChatFormat
+from edgespec.ports.language_model import DEFAULT, ChatFormat
 from edgespec_runtimes.gguf.file.header import GgufFile
 
 TEMPLATE = "tokenizer.chat_template"

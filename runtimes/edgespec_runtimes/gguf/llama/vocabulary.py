@@ -13,7 +13,7 @@ import numpy as np
 
 from edgespec.errors import UsageError
 from edgespec.ports import Vocabulary, unknown_token
-from edgespec.ports.chat_format import ChatFormat
+from edgespec.ports.language_model import ChatFormat
 from edgespec_runtimes.gguf.file.chat_format import chat_format, special_tokens
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama.bindings import lib

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgespec.ports.chat_format import DEFAULT, ChatFormat
+from edgespec.ports.language_model import DEFAULT, ChatFormat
 from edgespec_runtimes.onnx.files.source_model import GENAI_CONFIG, read_json, read_text
 
 MAX_BYTES = 16 << 20

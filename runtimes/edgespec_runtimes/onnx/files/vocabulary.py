@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from edgespec.errors import ModelError
 from edgespec.memory import process
 from edgespec.ports import Vocabulary, unknown_token
-from edgespec.ports.chat_format import ChatFormat
+from edgespec.ports.language_model import ChatFormat
 from edgespec_runtimes.onnx.files.chat_format import chat_format
 from edgespec_runtimes.onnx.files.source_model import read_text
 
