@@ -234,7 +234,7 @@ MOST_LINES = {
     "ports": 500,
     "rules": 952,
     "server": 1996,
-    "session": 2226,
+    "session": 2198,
     "settings": 942,
     "state": 589,
 }

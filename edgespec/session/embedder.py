@@ -23,7 +23,7 @@ from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.ports import EmbeddingModel, Progress, unknown_token
 from edgespec.registry import PreparedEmbedder
-from edgespec.session.given import checked
+from edgespec.session.opening import checked
 from edgespec.session.prepared_models import divided_budget, target_request
 from edgespec.session.tokenizer import Tokenizer
 from edgespec.settings import arguments
@@ -77,10 +77,6 @@ class Embedder(Closeable):
     def paging(self) -> PagingStats:
         """Paging statistics since the model was loaded."""
         return self._model.paging()
-
-    @property
-    def is_closed(self) -> bool:
-        return self._users.is_closing
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, with the tokens that the model puts around it.

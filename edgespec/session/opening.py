@@ -1,4 +1,5 @@
-"""Opens a target and its draft under one memory budget: chooses their plan, and loads them.
+"""Opens a target and its draft under one memory budget: finds them, chooses their plan, and loads
+them.
 
 Knows whether a draft is worth its memory, and the order of loading. `prepared_models` reads headers
 and divides the budget.
@@ -14,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar, Unpack
 
+from edgespec import extras
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.worker import Worker
 from edgespec.engine.settings import EngineSettings
@@ -22,11 +24,11 @@ from edgespec.memory import heap, process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.memory.division import Cuts
 from edgespec.ports import LanguageModel, Progress
-from edgespec.session.given import checked
 from edgespec.session.prepared_models import PreparedModels
 from edgespec.session.strategy import is_as_fast, texts_at_once
-from edgespec.settings import arguments
+from edgespec.settings import arguments, hub_reference
 from edgespec.settings.config import DEFAULT_CTX_SIZE, LoadFields, LoadSettings
+from edgespec.settings.parsing import OWN_DRAFT
 from edgespec.settings.units import format_size
 from edgespec.tracing.spans import OFF, Trace, Track
 
@@ -230,6 +232,55 @@ class _Opening(ExitStack):
                 f"draft with {setting.draft}, or give {setting.lookup(True)}"
             )
         return tuple(dict.fromkeys(notes))
+
+
+def checked(
+    settings: LoadSettings | str | Path,
+    engine_settings: EngineSettings | None,
+    progress: Progress | None,
+    fields: LoadFields | None = None,
+) -> tuple[LoadSettings, EngineSettings, tuple[str, ...]]:
+    """The validated arguments, and notes about the draft that they name. Raises UsageError."""
+    if isinstance(settings, str | Path):
+        settings = LoadSettings(model=settings)
+    settings = arguments.instance("settings", settings, LoadSettings)
+    settings = settings.but(fields) if fields else settings
+    found = {"model": _located(settings.model, False, progress)}
+    if settings.draft is not None:
+        found["draft"] = _located(settings.draft, True, progress)
+    settings = settings.model_copy(update=found)
+    engine_settings = EngineSettings() if engine_settings is None else engine_settings
+    engine_settings = arguments.instance("engine_settings", engine_settings, EngineSettings)
+    notes: tuple[str, ...] = ()
+    if settings.draft == OWN_DRAFT:
+        from edgespec.session.own_draft import settled
+
+        settings, notes = settled(settings, progress)
+    return settings, engine_settings, notes
+
+
+def _located(path: Path, takes_heads: bool, progress: Progress | None) -> Path:
+    """The file of a model that may be given by a name, or by its place on Hugging Face's hub, from
+    where it is fetched. Raises ModelError, FetchError and UsageError."""
+    name = str(path)
+    with suppress(OSError):  # too long for a file's name
+        if path == OWN_DRAFT or path.exists():
+            return path
+    if path.name == name and path.suffix not in (".gguf", ".onnx"):
+        from edgespec.models import catalogue
+
+        return catalogue.find(name)
+    reference = hub_reference.find(name)
+    if reference is None:
+        return path
+    if reference.quant is None and "hf.co/" not in name and "huggingface.co/" not in name:
+        raise ModelError(
+            f"{name}: no such file; a repository of Hugging Face is fetched as {name}:QUANT, or as "
+            f"hf.co/{name}"
+        )
+    with extras.needed("hub", "fetching models needs huggingface_hub"):
+        from edgespec.hub.fetch import Hub
+    return Hub().fetch(replace(reference, takes_heads=takes_heads), progress).path
 
 
 def _with_worthy_draft(models: PreparedModels) -> MemoryPlan:

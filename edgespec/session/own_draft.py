@@ -47,10 +47,10 @@ NO_GUESSES = EngineSettings(lookup=False)
 """Settings of the target alone."""
 N_TOKENS, N_TOKENS_ALONE = 16, 3
 """Tokens of each text with the draft, and of one text without."""
-MEASURING_S = 30.0
-"""Seconds after which no further text is begun."""
 MIN_MEASURED = 1.0
 """Least measured speedup of a draft that is kept."""
+MEASURING_S = 30.0
+"""Seconds after which no further text is begun."""
 BUFFER_SHARE = 0.1
 """Share of the budget for rows of weights in memory while a draft is made."""
 DIGITS = 12

@@ -30,7 +30,6 @@ from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.ports import Progress
 from edgespec.ports.text_request import Constraint, TextRequest
-from edgespec.session.given import sampling_params
 from edgespec.session.opening import LoadedModels, open_models, plan
 from edgespec.session.session_budget import BudgetReport, SessionBudget
 from edgespec.session.tokenizer import Tokenizer
@@ -161,10 +160,6 @@ class Session(Closeable):
         return self._models.target.paging()
 
     @property
-    def is_closed(self) -> bool:
-        return self._engine.is_closed
-
-    @property
     def memory(self) -> MemoryStats:
         """The budget, the planned bytes and the peak of the process so far."""
         peak_bytes = process.peak_rss_bytes()
@@ -228,9 +223,13 @@ class Session(Closeable):
         alternatives, as computed by the target. `shown` gives control tokens a text; others add
         none. Raises UsageError immediately for invalid arguments.
         """
+        sampling = SamplingParams() if sampling is None else sampling
+        arguments.instance("sampling", sampling, SamplingParams)
+        if fields:
+            sampling = SamplingParams.model_validate({**dict(sampling), **fields})
         request = TextRequest(
             prompt_tokens=tuple(self.tokenizer.prompt(prompt)),
-            sampling=sampling_params(sampling, fields),
+            sampling=sampling,
             max_tokens=None if max_tokens is None else arguments.whole("max_tokens", max_tokens),
             stop=arguments.texts("stop", stop),
             progress=progress,

@@ -10,8 +10,7 @@ from edgespec.memory import division, process
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.memory.needs import FOREST_SIZE, TREE_SIZES
 from edgespec.models.embedded import embedded_pair
-from edgespec.session.given import checked
-from edgespec.session.opening import _Opening
+from edgespec.session.opening import _Opening, checked
 from edgespec.session.prepared_models import PreparedModels
 from edgespec.session.strategy import AUTO_TEXTS
 from edgespec.settings.config import LoadSettings
