@@ -126,7 +126,9 @@ def test_the_table_of_models_that_people_fetch_is_of_their_plans(shape: FetchedM
     shown = next(line for line in page.splitlines() if line.startswith(f"| {shape.name} |"))
     planned = row(shape, "8GiB", "4096").split("|")[1:-1]
     for one, other in zip(planned, shown.split("|")[1:], strict=False):
-        told, wanted = ([float(n) for n in NUMBER.findall(c.replace(",", ""))] for c in (one, other))
+        told, wanted = (
+            [float(n) for n in NUMBER.findall(c.replace(",", ""))] for c in (one, other)
+        )
         assert told == pytest.approx(wanted, rel=0.03), (one, other)
 
 

@@ -75,6 +75,26 @@ def write_guessing(path: Path, architecture: str, knows: bool = False) -> Path:
     return model.write(path)
 
 
+def write_apart(path: Path, architecture: str) -> tuple[Path, Path]:
+    """The model of `write_guessing` as some repositories have it: without the layer, and the layer
+    in a file of its own."""
+    changes = {"nextn_predict_layers": 1} | GUESSING.get(architecture, {})
+    model = random_model(path, Species(architecture, architecture in EXPERTS_ONLY), changes)
+    _make_predictable(model)
+    key, everything = f"{architecture}.block_count", model.tensors
+    n_layers = model.metadata[key][1] - 1
+    own = [tensor for tensor in everything if tensor.name.startswith(f"blk.{n_layers}.")]
+    shared = [tensor for tensor in everything if not tensor.name.startswith("blk.")]
+    model.tensors = own + shared
+    layer = model.write(path.with_name(f"mtp-{path.name}"))
+    model.tensors = [tensor for tensor in everything if tensor not in own]
+    model.metadata |= {key: (U32, n_layers), f"{architecture}.nextn_predict_layers": (U32, 0)}
+    for name, (kind, *value) in model.metadata.items():
+        if name.startswith(architecture) and len(value) == 2 and len(value[1]) == n_layers + 1:
+            model.metadata[name] = (kind, value[0], value[1][:-1])
+    return model.write(path), layer
+
+
 def _make_predictable(model: Gguf) -> None:
     tensors = {tensor.name: tensor for tensor in model.tensors}
     for name, tensor in tensors.items():

@@ -86,7 +86,7 @@ def head_beside(
     for name, (place, n_bytes) in heads.items():
         try:
             if (kind := gguf_names.kind_of_head(name)) not in gguf_names.RUN_HEADS:
-                raise ModelError(f"{kind} heads are not run from files of their own")
+                raise ModelError(f"{kind} heads are not run")
             if isinstance(place, str) and 2 * n_bytes > process.resolve_budget(budget):
                 raise ModelError(f"{format_size(n_bytes)}, more than half of the memory budget")
             path = fetch(place, console, True).path if isinstance(place, str) else place

@@ -13,9 +13,11 @@ from edgespec.errors import UsageError
 SUFFIX = ".gguf"
 PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 """Name of one file of a split model."""
-_HEAD = re.compile(r"(?:.*/)?(?:mtp|eagle\d*|dflash\d*|dspark)[-_.]", re.IGNORECASE)
+_HEAD = re.compile(
+    r"(?:.*/)?(?:(?P<kind>mtp|eagle\d*|dflash\d*|dspark)[-_.]|mtp/gemma)", re.IGNORECASE
+)
 """Drafting heads, which lie beside the model that they guess for."""
-RUN_HEADS = ("dflash", "eagle3", "dspark")
+RUN_HEADS = ("mtp", "dflash", "eagle3", "dspark")
 """Kinds of heads in files of their own that are run, in the order in which they are tried."""
 _NO_MODEL = re.compile(r"(?:.*[-._/])?(?:mmproj|imatrix)", re.IGNORECASE)
 """Image encoders, and statistics for quantising."""
@@ -34,16 +36,20 @@ def models(names: Iterable[str], heads: bool = False) -> dict[str, list[str]]:
 
 
 def heads(sizes: Mapping[str, int]) -> list[str]:
-    """The drafting heads among files of these sizes: DFlash, EAGLE-3, DSpark, others; small ones
-    first."""
+    """The drafting heads among files of these sizes: MTP, DFlash, EAGLE-3, DSpark, others; small
+    ones first."""
     names = [files[0] for files in models(sizes, heads=True).values()]
     order = {kind: place for place, kind in enumerate(RUN_HEADS)}
     return sorted(names, key=lambda n: (order.get(kind_of_head(n), len(order)), sizes[n], n))
 
 
 def kind_of_head(name: str) -> str:
-    """Kind of a drafting head by the name of its file: `eagle3`, `dflash` also of DFlash2, ..."""
-    kind = re.split("[-_.]", name.rpartition("/")[2])[0].lower()
+    """Kind of a drafting head by the name of its file: `eagle3`, `dflash` also of DFlash2, ..., and
+    `assistant` of Gemma's, whose names begin with `mtp`, too."""
+    match = _HEAD.match(name)
+    kind = ((match and match["kind"]) or "mtp").lower()
+    if kind == "mtp" and "gemma" in name.lower():
+        return "assistant"
     return kind if kind in RUN_HEADS else kind.rstrip("0123456789")
 
 

@@ -42,7 +42,7 @@ from head_cases import LINE, PROMPT, head_request
 from one_tree import ROOT, OneTree
 from paging_contract import load_paged
 from port_calls import evaluate, prefill
-from zoo_files import write_guessing
+from zoo_files import write_apart, write_guessing
 
 N_TOKENS = 16
 
@@ -324,3 +324,31 @@ def test_every_architecture_s_layer_guesses(architecture: str, tmp_path: Path) -
             texts.append(session.generate(PROMPT, GREEDY, 16))
     assert texts[0].tokens == texts[1].tokens
     assert texts[1].speculation.drafted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "is_paged"),
+    [(HYBRID, False), ("qwen35moe", True), (PLAIN, False), ("deepseek2", False)],
+)
+def test_a_layer_in_a_file_of_its_own_guesses(
+    architecture: str, is_paged: bool, tmp_path: Path
+) -> None:
+    """Repositories of 2026 have it in a file `mtp-...`; llama.cpp took it for a whole model, and
+    ended the process."""
+    path, layer = write_apart(tmp_path / "m.gguf", architecture)
+    alone = LoadSettings(model=path, memory_budget="8GiB", ctx_size=128)
+    pair = alone.but({"draft": layer})
+    if is_paged:
+        pair = pair.but({"memory_budget": edgespec.plan(pair).smallest_bytes + (64 << 10)})
+    texts = []
+    for settings in (alone, pair):
+        with edgespec.load(settings, TREE) as session:
+            texts.append(session.generate(PROMPT, GREEDY, 16))
+            assert session.plan.paged == (is_paged and settings is pair)
+    assert texts[0].tokens == texts[1].tokens
+    assert texts[1].speculation.tokens_per_pass > 2
+    head = registry.describe(layer).head
+    assert head is not None and head.hidden_size == read_header(path).embedding_length
+    with pytest.raises(ModelError, match="is a drafting head"):
+        edgespec.plan(alone.but({"model": layer}))

@@ -24,6 +24,7 @@ pytest.importorskip("llama_cpp", reason="the GGUF runtime is not installed")
 
 from edgespec_runtimes.gguf.entry import GgufRuntime
 from gguf_files import STRING, Gguf, tiny_dflash, tiny_eagle3, tiny_llama
+from zoo_files import write_apart
 
 GPT_OSS, GEMMA, QWEN = "ggml-org/gpt-oss-20b-GGUF", "ggml-org/gemma-4-26B-A4B-it-GGUF", "u/Qwen3-8B"
 MODEL, EAGLE3, DFLASH = tiny_llama(layers=4), tiny_eagle3(), tiny_dflash()
@@ -55,6 +56,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
             "gemma-4-26B-A4B-it-qat-UD-Q4_K_XL.gguf": model,
             "mtp-gemma-4-26B-A4B-it.gguf": assistant,
             "MTP/mtp-gemma-4-26B-A4B-it-Q8_0.gguf": assistant,
+            "MTP/gemma-4-26B-A4B-it-Q4_0-MTP.gguf": assistant,
         },
         QWEN: {
             "Qwen3-8B-Q4_K_M.gguf": model,
@@ -98,10 +100,7 @@ def test_without_a_head_that_is_run_one_line_says_why(hub: FakeHub) -> None:
     found = command(hf_repo="unsloth/gemma-4-26B-A4B-it-qat-GGUF")
     assert found.load.draft is None
     assert found.notes[-1].startswith("no head beside gemma-4-26B-A4B-it-qat-UD-Q4_K_XL.gguf is")
-    assert (
-        "mtp-gemma-4-26B-A4B-it.gguf (mtp heads are not run from files of their own)"
-        in found.notes[-1]
-    )
+    assert "mtp-gemma-4-26B-A4B-it.gguf (assistant heads are not run)" in found.notes[-1]
     assert len(hub.ranges) == 1
 
 
@@ -132,6 +131,15 @@ def test_a_layer_in_the_model_s_own_file_comes_first(
     found = command(hf_repo=GPT_OSS)
     assert found.load.draft == found.load.model
     assert len(hub.ranges) == 1
+
+
+def test_a_layer_in_a_file_of_its_own_comes_before_other_heads(tmp_path: Path) -> None:
+    model, layer = write_apart(tmp_path / "Qwen3.6-27B-Q4_K_M.gguf", "qwen35")
+    tiny_eagle3(target_embedding=256).write(tmp_path / "eagle3-Qwen3.6-27B.gguf")
+    found = command(model=str(tmp_path))
+    assert (found.load.model, found.load.draft) == (model, layer)
+    assert found.notes[-1].startswith("mtp-Qwen3.6-27B-Q4_K_M guesses for Qwen3.6-27B-Q4_K_M")
+    assert edgespec.plan(found.load).has_draft
 
 
 @pytest.mark.slow
@@ -202,7 +210,7 @@ def test_a_name_that_is_too_long_is_no_folder() -> None:
 
 def test_the_order_of_heads() -> None:
     sizes = dict.fromkeys(("mtp-m.gguf", "eagle3-m-Q8_0.gguf", "dflash2-m.gguf", "m.gguf"), 9)
-    sizes |= {"eagle3-m-Q4_0.gguf": 5, "dspark-m.gguf": 1}
+    sizes |= {"eagle3-m-Q4_0.gguf": 5, "dspark-m.gguf": 1, "MTP/gemma-4-Q8_0-MTP.gguf": 1}
     eagles = ["eagle3-m-Q4_0.gguf", "eagle3-m-Q8_0.gguf"]
-    order = ["dflash2-m.gguf", *eagles, "dspark-m.gguf", "mtp-m.gguf"]
+    order = ["mtp-m.gguf", "dflash2-m.gguf", *eagles, "dspark-m.gguf", "MTP/gemma-4-Q8_0-MTP.gguf"]
     assert gguf_names.heads(sizes) == order

@@ -27,7 +27,7 @@ from edgespec_runtimes.gguf.file.header import (
     is_gguf,
     read_header,
 )
-from edgespec_runtimes.gguf.file.heads import N_LAYERS, can_guess, has_layers, is_head
+from edgespec_runtimes.gguf.file.heads import N_LAYERS, has_layers, is_head, obstacle
 from edgespec_runtimes.gguf.file.validation import validate
 from edgespec_runtimes.gguf.llama import ggml, gpu, loading, rpc
 from edgespec_runtimes.gguf.options import GgufOptions
@@ -137,7 +137,7 @@ class GgufRuntime(Runtime):
                 begin = file.read(HYPERPARAMETERS_BYTES)
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-        return N_LAYERS.encode() in begin and can_guess(read_header(path))
+        return N_LAYERS.encode() in begin and obstacle(read_header(path)) is None
 
     def describe(self, path: Path) -> ModelDetails:
         header = read_header(path)
@@ -168,16 +168,15 @@ def _n_texts(header: GgufFile) -> int:
 
 def _prepared(request: ModelRequest, header: GgufFile) -> PreparedGguf:
     is_its_own_draft = request.target is not None and request.path.samefile(request.target)
-    guesses_itself = is_its_own_draft and has_layers(header)
     if is_trimmed(header):
         from edgespec_runtimes.gguf.own_draft.trimmed import PreparedTrimmed
 
         return PreparedTrimmed(request, header)
-    if not guesses_itself and not is_head(header):
+    if not is_head(header) and not (is_its_own_draft and has_layers(header)):
         return PreparedGguf(request, header)
     from edgespec_runtimes.gguf.prepared_head import PreparedHead, PreparedOwnHead
 
-    return PreparedOwnHead(request, header) if guesses_itself else PreparedHead(request, header)
+    return (PreparedOwnHead if has_layers(header) else PreparedHead)(request, header)
 
 
 runtime = GgufRuntime()

@@ -22,9 +22,9 @@ from edgespec_runtimes.gguf.context.prompt_buffers import BufferSizes
 from edgespec_runtimes.gguf.context.recurrent import N_CHECKPOINTS
 from edgespec_runtimes.gguf.context_choice import BATCH_SIZES, ContextChoice
 from edgespec_runtimes.gguf.feature_tap import gives_inputs
-from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
+from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, architecture, unfit
 from edgespec_runtimes.gguf.file.header import GgufFile
-from edgespec_runtimes.gguf.file.heads import can_guess, is_head, skipped
+from edgespec_runtimes.gguf.file.heads import is_head, skipped
 from edgespec_runtimes.gguf.kernels.invariant_kernels import (
     CELLS_ROUNDED_TO,
     MIN_TILED_BATCH,
@@ -195,8 +195,7 @@ class MeasuredGguf(PreparedModel):
         )
 
     def offer_features(self, layers: Sequence[int], n_values: int) -> None:
-        width = self._header.integer(self._header.key("embedding_length"), 0)
-        reason, n_layers = "", self._info.n_layers
+        width, reason, n_layers = self._header.embedding_length, "", self._info.n_layers
         if self._choice.is_remote:
             reason = "servers compute it, which do not hand them out"
         elif n_values != width:
@@ -219,8 +218,9 @@ class MeasuredGguf(PreparedModel):
         return is_end or gives_inputs(self._header.architecture)
 
     def _shows_its_end(self, layers: Sequence[int]) -> bool:
-        """True if `layers` is the input of the model's own prediction layers."""
-        return tuple(layers) == (self._info.n_layers,) and can_guess(self._header)
+        """True if `layers` is the input of prediction layers, in the model's file or apart."""
+        is_known = architecture(self._header.architecture).own_layer is not None
+        return tuple(layers) == (self._info.n_layers,) and is_known
 
     @cached_property
     def offloading(self) -> Offloading:
@@ -314,8 +314,7 @@ class MeasuredGguf(PreparedModel):
     def _feature_rows(self, shape: contexts.ContextShape) -> tuple[MemoryRow, ...]:
         if not self.feature_layers:
             return ()
-        width = self._header.integer(self._header.key("embedding_length"), 0)
-        n_layers = len(self.feature_layers)
+        width, n_layers = self._header.embedding_length, len(self.feature_layers)
         # the graph holds all rows, and llama.cpp a copy
         n_rows = shape.largest_batch * (1 + self.gives_features)
         # those of a pass, and of the nodes that may be committed after it

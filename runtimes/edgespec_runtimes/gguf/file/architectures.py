@@ -159,6 +159,13 @@ def architecture(name: str) -> Architecture:
     return ARCHITECTURES.get(name, Architecture())
 
 
+def purpose_of(header: GgufFile) -> Purpose | None:
+    """The purpose of a model; a file with prediction layers (MTP) alone is a head."""
+    names = header.tensors_by_name
+    is_apart = any(".nextn." in one for one in names) and not any("blk.0." in one for one in names)
+    return HEAD if is_apart else architecture(header.architecture).purpose
+
+
 def has(header: GgufFile, trait: Trait) -> bool:
     """True if the model's architecture has a trait."""
     return trait in architecture(header.architecture).traits
@@ -179,7 +186,7 @@ def check_purpose(header: GgufFile) -> None:
             f"{header.path} is an adapter, which changes another model's weights: join both with "
             "llama.cpp's llama-export-lora, and name the file that it writes"
         )
-    if purpose := architecture(header.architecture).purpose:
+    if purpose := purpose_of(header):
         raise unfit(header, purpose)
     if header.metadata.get(header.key("attention.causal")) is False:
         raise unfit(header, EMBEDDING, "its attention is not causal")

@@ -16,6 +16,7 @@ from edgespec_runtimes.gguf.file.heads import (
     is_head,
     missing_matrices,
     obstacle,
+    own_shape,
     read_states,
 )
 
@@ -54,12 +55,12 @@ def details_of(header: GgufFile) -> ModelDetails:
 
 
 def _head(header: GgufFile) -> HeadDetails:
-    shape = read_states(header)
+    shape = own_shape(header) if has_layers(header) else read_states(header)
     return HeadDetails(shape.layers, shape.n_values, missing_matrices(header))
 
 
 def _own_layers(header: GgufFile) -> OwnLayers | None:
-    if not has_layers(header):
+    if not has_layers(header) or is_head(header):
         return None
     return OwnLayers(header.integer(header.key(N_LAYERS), 0), obstacle(header))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edgespec.errors import ModelError, setting
-from edgespec_runtimes.gguf.file.architectures import HEAD, Trait, architecture, has
+from edgespec_runtimes.gguf.file.architectures import HEAD, Trait, architecture, has, purpose_of
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, ValueType
 from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT
 
@@ -74,7 +74,7 @@ class HeadShape:
 
 def is_head(header: GgufFile) -> bool:
     """True if the model is a head that this runtime supports as a draft."""
-    return architecture(header.architecture).purpose is HEAD
+    return purpose_of(header) is HEAD
 
 
 def missing_matrices(header: GgufFile) -> tuple[str, ...]:
@@ -243,11 +243,6 @@ def obstacle(header: GgufFile) -> str | None:
     return f"{missing[0]} is missing" if missing else None
 
 
-def can_guess(header: GgufFile) -> bool:
-    """True if the file has a usable prediction layer."""
-    return obstacle(header) is None
-
-
 def own_shape(header: GgufFile) -> HeadShape:
     """Tensors and states that a target's prediction layer uses. Raises ModelError if unusable."""
     if reason := obstacle(header):
@@ -272,7 +267,7 @@ def own_shape(header: GgufFile) -> HeadShape:
 
 def skipped(header: GgufFile) -> frozenset[str]:
     """Names of the prediction layer's tensors, which are not loaded with the target."""
-    if not can_guess(header):
+    if obstacle(header):
         return frozenset()
     return frozenset(t.name for t in own_shape(header).own if t.name.startswith(_prefix(header)))
 
