@@ -189,7 +189,7 @@ def adjusted(plan: MemoryPlan, budget_bytes: int, cuts: Cuts) -> MemoryPlan:
         if not plan.paged or not cuts:
             way = f"its weights stay; load it with {setting.adjustable_budget(True)}"
         raise BudgetError(
-            f"the memory budget of {budget_bytes / MIB:.0f} MiB is too small for the loaded model, "
+            f"the memory budget of {budget_bytes // MIB} MiB is too small for the loaded model, "
             f"which needs at least {-(-smallest // MIB)} MiB: {way}",
             smallest,
         )

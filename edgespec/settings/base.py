@@ -148,4 +148,5 @@ def _describe(details: ErrorDetails, settings: type[Settings]) -> str:
     named = getattr(setting, name)
     if kind == "missing":
         return f"{named} is missing"
-    return f"{named(details['input'])}: {details['msg'].replace('Input should be', 'it must be')}"
+    wrong = "it must be a path" if kind == "path_type" else details["msg"]
+    return f"{named(details['input'])}: {wrong.replace('Input should be', 'it must be')}"

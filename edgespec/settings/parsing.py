@@ -49,8 +49,7 @@ def budget(value: object, info: ValidationInfo) -> object:
 
 def _checked_size(size: str | int, named: str) -> int:
     """Bytes of a size, and for a percentage those of a large memory. Raises UsageError."""
-    whole = 1 << 40
-    n_bytes = parse_size(size, whole, named)
+    n_bytes = parse_size(size, whole := 1 << 40, named)
     if str(size).endswith("%") and n_bytes > whole:
         raise UsageError(f"{named}: at most 100% of the memory can be used")
     if size == str(n_bytes) and n_bytes < MIN_BUDGET_BYTES:

@@ -13,7 +13,7 @@ _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 def _parsed(value: str | int, base: int) -> tuple[float, str]:
     """The number with its unit, and what follows that; zero for anything else."""
-    match = None if isinstance(value, bool) else _NUMBER.fullmatch(str(value).strip())
+    match = None if isinstance(value, bool | float) else _NUMBER.fullmatch(str(value).strip())
     if match is None or (match[2] and match[3] == "%"):
         return 0.0, ""
     return float(match[1]) * base ** " kmgt".index(match[2].lower() or " "), match[3].lower()

@@ -33,9 +33,9 @@ def test_a_file_may_name_the_models(tmp_path: Path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("model = 5", "model = 5 in .*: Input is not a valid path"),
-        ('model = ["m.gguf"]', "Input is not a valid path"),
-        ("[model]\nname = 1", "Input is not a valid path"),
+        ("model = 5", "model = 5 in .*: it must be a path"),
+        ('model = ["m.gguf"]', "it must be a path"),
+        ("[model]\nname = 1", "it must be a path"),
         ('model = ""', "model in .* is empty"),
         ('model = "m"\ndraft = ""', "model-draft"),
         ('stop = "a"', "stop = a in .*: it must be a valid tuple"),
