@@ -96,7 +96,8 @@ class ContextOverflow(UsageError):
         count = f"{n_prompt_tokens:,}" if is_counted else f"at least {n_prompt_tokens:,}"
         super().__init__(
             f"the prompt is too long: this model's maximum context length is {n_ctx:,} tokens, and "
-            f"the prompt has {count}: shorten it or raise {setting.ctx_size}"
+            f"the prompt has {count}: shorten it or, where the model was trained on more, raise "
+            f"{setting.ctx_size}"
         )
         self.param: str | None = None
         """Field of a request that the prompt came in."""

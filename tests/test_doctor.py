@@ -36,16 +36,17 @@ def test_the_disk_of_a_model_is_measured(
     assert str(tmp_path) in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("error", [WeightReadError("gone"), OSError(30, "gone", "/tmp/tmphud")])
 def test_a_disk_that_cannot_be_read_is_a_finding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fail(path: Path) -> float:
-        raise WeightReadError("the disk is gone")
+        raise error
 
     monkeypatch.setattr(machine.disk_speed, "bytes_per_second", fail)
     storage = [finding for finding in machine.examine() if finding.topic == "storage"]
     assert [finding.level for finding in storage] == ["note"]
-    assert "the disk is gone" in storage[0].says
+    assert storage[0].says.endswith("not measured: gone")
 
 
 def test_a_slow_disk_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,8 +78,7 @@ def _disks(model: Path | None) -> Iterator[tuple[Path, Path | None]]:
         folder = path.parent if file else path
         while not folder.is_dir() and folder != folder.parent:
             folder = folder.parent
-        device = folder.stat().st_dev
-        if device not in seen:
+        if (device := folder.stat().st_dev) not in seen:
             seen.add(device)
             yield folder, file
 
@@ -89,7 +88,8 @@ def _disk(folder: Path, file: Path | None) -> Finding:
     try:
         speed = _speed(folder, file)
     except (EdgespecError, OSError) as error:
-        return Finding("storage", str(folder), f"{free} free; not measured: {error}", "note")
+        reason = getattr(error, "strerror", error)
+        return Finding("storage", str(folder), f"{free} free; not measured: {reason}", "note")
     if speed is None:
         return Finding("storage", str(folder), f"{free} free; too small a file to measure")
     says = f"{free} free; reads {speed / 1e6:,.0f} MB/s past the page cache"

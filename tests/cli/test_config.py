@@ -46,7 +46,8 @@ def test_a_size_is_binary_in_every_spelling(text: str | int, nbytes: int):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "lots", "-1G", "1X", "G", "0", "0M", "1e9", "nan", "99999999999T", "1,5G", True, 1.5]
+    "text",
+    ["", "lots", "-1G", "1X", "G", "0", "0M", "1e9", "nan", "99999999999T", "1,5G", True, 1.5],
 )
 def test_what_is_no_size_is_refused_with_the_text(text: str):
     with pytest.raises(UsageError, match="is not a size"):

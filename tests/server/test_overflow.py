@@ -18,6 +18,7 @@ FAR_TOO_LONG = "word " * 8_000
 SAID = (
     r"the prompt is too long: this model's maximum context length is 256 tokens, "
     r"and the prompt has (at least )?[\d,]+: "
+    r"shorten it or, where the model was trained on more, raise "
 )
 
 
