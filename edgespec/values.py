@@ -432,8 +432,6 @@ class GenerationResult:
     """Prompt tokens that were already in the KV cache."""
     saved_passes: int = 0
     """Passes of the target saved by these tokens."""
-    dropped_tokens: int = 0
-    """Tokens dropped because the context was full."""
     stopped_by: str | None = None
     """The stop string that ended the text."""
 

@@ -63,12 +63,6 @@ def timings(result: GenerationResult) -> Answer:
     return found
 
 
-def marks(result: GenerationResult) -> Answer:
-    """Additional fields about timings and dropped context."""
-    shift = {"context_shift": {"dropped_tokens": result.dropped_tokens}}
-    return {"timings": timings(result)} | (shift if result.dropped_tokens else {})
-
-
 def finish_reason(result: GenerationResult, has_calls: bool = False) -> str:
     if has_calls and result.finish_reason == "stop":
         return "tool_calls"

@@ -265,7 +265,7 @@ class Completion(Closeable):
             self.usage.prompt_tokens += len(result.prompt_tokens)
             self.usage.cached_tokens += result.reused_tokens
         self.usage.completion_tokens += len(result.tokens)
-        self.marks = self._first_marks | answers.marks(result)
+        self.marks = self._first_marks | {"timings": answers.timings(result)}
         self.is_cut |= result.finish_reason == "cancelled" and not self._is_expired
         self._service.on_result(result)
 

@@ -35,36 +35,26 @@ def obstacle(target: LanguageModel, draft: LanguageModel | None) -> str | None:
     return None
 
 
-def admit(
-    target: LanguageModel,
-    terms: TextRequest,
-    n_keep: int | None = None,
-) -> Text:
-    """Validate a request and prepare it to run on `target`; with `n_keep` it goes on when the
-    context is full. Raises UsageError if the target cannot serve the request.
-    """
+def admit(target: LanguageModel, terms: TextRequest) -> Text:
+    """Validate a request and prepare it to run on `target`. Raises UsageError if the target cannot
+    serve it."""
     prompt, max_tokens = terms.prompt_tokens, terms.max_tokens
     check_prompt(prompt, target)
     terms.sampling.check_vocabulary(target.info.n_vocab)
     if max_tokens is not None and max_tokens < 0:
         raise UsageError(f"max_tokens must be >= 0, not {max_tokens}")
-    shifts = n_keep is not None
-    limit = text_limit(target.info.n_ctx, len(prompt), max_tokens, shifts)
-    is_own = shifts or limit == max_tokens
-    limit_reason: FinishReason = "length" if is_own else "context"
+    limit = text_limit(target.info.n_ctx, len(prompt), max_tokens)
+    limit_reason: FinishReason = "length" if limit == max_tokens else "context"
     transcript = Transcript(target.vocabulary, terms.stop, limit, limit_reason, terms.shown)
     sampler = Sampler(terms.sampling, prompt, terms.constraint, terms.n_logprobs)
     tally = Tally()
     for note in terms.notes:
         tally.note(note)
-    return Text(terms, sampler, transcript, tally, n_keep)
+    return Text(terms, sampler, transcript, tally)
 
 
-def text_limit(n_ctx: int, n_prompt: int, max_tokens: int | None, shifts: bool) -> int:
-    """Most tokens of a text; `shifts` if it continues past the end of the context, up to
-    `max_tokens` or, without it, the size of the context."""
-    if shifts:
-        return n_ctx if max_tokens is None else max_tokens
+def text_limit(n_ctx: int, n_prompt: int, max_tokens: int | None) -> int:
+    """Most tokens of a text, which ends where the context does."""
     # the last token is not evaluated, so it needs no place in the context
     room = max(0, n_ctx - n_prompt + 1)
     return room if max_tokens is None else min(max_tokens, room)

@@ -123,7 +123,7 @@ class Engine(Scheduler):
         """Prepare a request, whose tokens a `Generation` asks for. Raises UsageError if the target
         cannot serve it."""
         with self._users:
-            text = admit(self.target, terms, self.settings.n_keep)
+            text = admit(self.target, terms)
         if self._obstacle:
             text.tally.note(self._obstacle)
         with self._lock:

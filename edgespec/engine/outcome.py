@@ -58,9 +58,8 @@ class Tally:
     prompt_s: float = 0.0
     reused_tokens: int = 0
     saved_passes: int = 0
-    dropped_tokens: int = 0
-    shift_s: float = 0.0
-    """Seconds of reading the remaining text again after context shifts."""
+    again_s: float = 0.0
+    """Seconds of computing again what was set back."""
     rounds: list[RoundStats] = field(default_factory=list)
     drafted: int = 0
     """Guesses added to the tree, before and during passes."""
@@ -96,12 +95,11 @@ class Tally:
         )
 
     def timings(self) -> Timings:
-        """Times of the prompt and of decoding: rounds and context shifts, without the caller's own
-        time between tokens.
+        """Times of the prompt and of decoding, without the caller's own time between tokens.
 
         The rate is that of the tokens of rounds.
         """
-        decode_s = self.shift_s + sum(each.wall_s for each in self.rounds)
+        decode_s = self.again_s + sum(each.wall_s for each in self.rounds)
         first_token_s = self.first_token_s
         if first_token_s is None:
             first_token_s = self.prompt_s + sum(each.wall_s for each in self.rounds[:1])

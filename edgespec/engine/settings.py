@@ -10,14 +10,13 @@ from pydantic import Field, model_validator
 from edgespec.rules.pacer import Limits
 from edgespec.settings.config import (
     USUAL_DRAFT_MAX,
-    ContextEnd,
     GenerateSettings,
     Speculation,
 )
 from edgespec.values import ModelInfo
 
 
-class EngineSettings(Speculation, ContextEnd):
+class EngineSettings(Speculation):
     """Names of the engine's rules, and options of drafting."""
 
     pins_draft_max: bool = False
@@ -54,8 +53,7 @@ class EngineSettings(Speculation, ContextEnd):
     @property
     def unusual(self) -> str:
         """Settings that differ from their defaults, as text; part of the cache key of costs."""
-        others = {"remember", *ContextEnd.model_fields}
-        changed = self.model_dump(exclude_defaults=True, exclude=others)
+        changed = self.model_dump(exclude_defaults=True, exclude={"remember"})
         return ", ".join(f"{name}={value}" for name, value in changed.items())
 
     @property
@@ -76,9 +74,3 @@ class EngineSettings(Speculation, ContextEnd):
             max_branches=info.max_branches,
             max_depth=min(max_nodes - 1, longest),
         )
-
-    @property
-    def n_keep(self) -> int | None:
-        """Number of first tokens that remain of a full context, -1 for the prompt; None ends the
-        text there."""
-        return 0 if self.context_shift else None

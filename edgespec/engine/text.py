@@ -16,7 +16,7 @@ import numpy as np
 from edgespec.engine.outcome import Tally
 from edgespec.engine.slot import Slot, is_tiled
 from edgespec.engine.sources.source import Source
-from edgespec.engine.transcript import Transcript, left_by_shift
+from edgespec.engine.transcript import Transcript
 from edgespec.errors import Cancelled
 from edgespec.pool import Pool, line
 from edgespec.ports import PassPart, Progress
@@ -42,12 +42,8 @@ class Text:
     sampler: Sampler
     transcript: Transcript
     tally: Tally = field(default_factory=Tally)
-    n_keep: int | None = None
-    """Number of first tokens that remain of a full context, -1 for the prompt; None ends the text
-    there."""
     held: tuple[int, ...] | None = None
-    """Tokens that remained after the latest context shift, or all when it was set back; None before
-    either."""
+    """All tokens when it was set back; None before."""
     n_rows: int = 0
     """The last ones of them, which it had written, and which are computed as rows again."""
     is_cancelled: bool = False
@@ -73,7 +69,7 @@ class Text:
     slot: Slot = field(init=False)
     paging_before: PagingStats = field(default_factory=PagingStats)
     has_begun: bool = False
-    """True once its prompt is being read, or what remains after a context shift."""
+    """True once its prompt is being read."""
     n_drafted: int = 0
     """Guesses that the round of the next pass has added to its tree."""
     limits: Limits = field(init=False)
@@ -164,16 +160,9 @@ class Text:
         self.failure = self.failure or error
 
     def prepare(self, pool: Pool) -> None:
-        """Take part in the next pass: shift a full context, and reuse what the models hold of the
-        prompt."""
+        """Take part in the next pass, and reuse what the models hold of the prompt."""
         self.check_cancelled()
         slot = self.slot
-        is_full = len(slot.committed) >= slot.target.info.n_ctx
-        if self.has_begun and is_full and self.n_keep is not None and self.n_left <= 1:
-            held = [*slot.committed, self.last_token]
-            self.held, self.n_rows = left_by_shift(held, len(self.prompt), self.n_keep), 0
-            self.tally.dropped_tokens += len(held) - len(self.held)
-            self.has_begun = False
         if not self.has_begun:
             self._reuse()
             pool.plant(slot.number, self.reading[-1])
@@ -191,8 +180,7 @@ class Text:
                 self.check_cancelled()
         slot.rewind(n_held)
         slot.client = client
-        is_prompt = self.held is None or self.n_rows > 0
-        if is_prompt and (trouble := slot.load_prefix(prompt, self.check_cancelled)):
+        if trouble := slot.load_prefix(prompt, self.check_cancelled):
             self.tally.note(trouble)
         if self.held is None:
             self.tally.reused_tokens = len(slot.committed)
@@ -236,11 +224,11 @@ class Text:
         return lambda _, share: self.tell(n_before + share * n_tokens)
 
     def charge(self, seconds: float, gave_token: bool = False) -> None:
-        """Count seconds of reading the prompt, which perhaps gave the first token, or of reading
-        again after a context shift."""
+        """Count seconds of reading the prompt, which perhaps gave the first token, or of computing
+        again what was set back."""
         tally = self.tally
         if self.held is not None:
-            tally.shift_s += seconds
+            tally.again_s += seconds
             return
         tally.prompt_s += seconds
         if gave_token and tally.first_token_s is None:
@@ -255,10 +243,11 @@ class Text:
         slot, prompt = self.slot, self.as_prompt
         info, begin, n = slot.target.info, len(slot.committed), len(prompt)
         n_alone = n - (not info.prompts_give_logits)
-        by_row = self.n_rows > 0 and begin >= n_alone
+        shares = info.prompts_share_passes and not is_tiled(info, prompt)
+        by_row = self.n_rows > 0 and (shares or begin >= n_alone)
         if not info.tree_capable:
             n_alone = n - 1 - N_LEFT * info.prompts_share_passes
-        elif info.prompts_share_passes and not is_tiled(info, prompt):
+        elif shares:
             n_alone = 0
         elif begin and n_alone < n <= begin + most and not is_tiled(info, prompt):
             return PassPart(slot.number, line(slot.number, prompt[begin:]), range(n - begin)), False
@@ -334,7 +323,6 @@ class Text:
             notes=tuple(self.tally.notes.values()),
             reused_tokens=self.tally.reused_tokens,
             saved_passes=self.tally.saved_passes,
-            dropped_tokens=self.tally.dropped_tokens,
         )
 
 

@@ -1,7 +1,4 @@
-"""The text of one generation: turns committed tokens into events, and finds its end.
-
-Says, too, what remains of a full context.
-"""
+"""The text of one generation: turns committed tokens into events, and finds its end."""
 
 from __future__ import annotations
 
@@ -11,18 +8,6 @@ from collections.abc import Mapping, Sequence
 from edgespec.errors import UsageError
 from edgespec.ports import Vocabulary
 from edgespec.values import FinishReason, Origin, TokenEvent, TokenLogprobs
-
-FIRST_TOKENS = 4
-"""First tokens that always remain, as attention sinks (StreamingLLM, arXiv 2309.17453)."""
-
-
-def left_by_shift(held: Sequence[int], n_prompt: int, n_keep: int) -> tuple[int, ...]:
-    """Tokens of a full context `held` that remain by llama.cpp's rule: the first `n_keep`, or the
-    prompt of `n_prompt` for -1, and the latest half of the others."""
-    n_keep = max(FIRST_TOKENS, n_prompt if n_keep < 0 else n_keep)
-    n_keep = max(0, min(n_keep, len(held) - 1 - FIRST_TOKENS))
-    n_dropped = (len(held) - n_keep) // 2
-    return (*held[:n_keep], *held[n_keep + n_dropped :])
 
 
 class Transcript:

@@ -155,7 +155,7 @@ class LlamaReply(Reply):
             "stopping_word": result.stopped_by or "",
             "prompt": prompt.decode(errors="replace"),
             "has_new_line": "\n" in result.text,
-            "truncated": result.dropped_tokens > 0 or result.finish_reason == "context",
+            "truncated": result.finish_reason == "context",
             "tokens_predicted": len(result.tokens),
             "tokens_cached": len(result.prompt_tokens) + len(result.tokens),
             "timings": answers.timings(result),

@@ -110,7 +110,6 @@ class Session(Closeable):
         self.load_report = models.load_report
         """Seconds by phase of loading, and `total`."""
         self._models = models
-        self._shifts = engine_settings is not None and engine_settings.context_shift
         target, draft = models.target, models.draft
         self._prefixes: PrefixCache | None = None
         if (given := models.settings) and (path := given.prompt_cache) and given.prompt_cache_size:
@@ -244,7 +243,7 @@ class Session(Closeable):
 
     def most_tokens(self, n_prompt: int, max_tokens: int | None = None) -> int:
         """Largest number of tokens that may follow a prompt of `n_prompt` tokens."""
-        return text_limit(self.target.n_ctx, n_prompt, max_tokens, self._shifts)
+        return text_limit(self.target.n_ctx, n_prompt, max_tokens)
 
     def submit(self, request: TextRequest) -> Generation:
         """A generation of a request such as `stream` builds from its arguments.

@@ -291,20 +291,11 @@ class Speculation(Settings):
     """Do not draft while the target verifies."""
 
 
-class ContextEnd(Settings):
-    """Settings of a text that reaches the end of the context."""
-
-    context_shift: Annotated[bool, Flag()] = False
-    """Go on when the context is full: forget half of the text behind its first four tokens, and
-    read what is left again. Otherwise the text ends there."""
-
-
-class GenerateSettings(Sampling, Speculation, ContextEnd):
+class GenerateSettings(Sampling, Speculation):
     """Settings of generating a text."""
 
     max_tokens: Annotated[int, Flag(metavar="N", short="-n"), Field(ge=-1, le=INT32_MAX)] = 256
-    """Most tokens; -1 goes on until the model ends the text or the context is full, and with
-    a shifting context up to as many tokens as the context has."""
+    """Most tokens; -1 goes on until the model ends the text or the context is full."""
     seed: Annotated[int | None, Flag(metavar="N", short="-s"), Field(ge=0, lt=1 << 64)] = None
     """Seed of the random draws. Default: -1, which chooses one and reports it."""
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Flag(metavar="TEXT")] = ()

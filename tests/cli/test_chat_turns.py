@@ -13,7 +13,7 @@ from edgespec.chat.dialogue import Dialogue
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.cli.commands.chat import Chat
 from edgespec.cli.console import Console
-from edgespec.errors import ContextOverflow, EdgespecError
+from edgespec.errors import EdgespecError
 from edgespec.settings.config import GenerateSettings
 from edgespec.values import GenerationResult, TokenEvent
 
@@ -103,17 +103,6 @@ def test_the_first_failure_decides_the_exit_code_and_quiet_hides_none():
     assert len(dialogue.turns) == 2
 
 
-@pytest.mark.parametrize(("shift", "n_said"), [(False, 1), (True, 0)])
-def test_a_conversation_that_has_outgrown_the_context_is_told_how_to_go_on(shift, n_said):
-    full = ContextOverflow(256, 349)
-    talk, _, out = chat(Talker(full, ScriptedAnswer(("Yes.",), "stop"), full), context_shift=shift)
-    for _ in range(3):
-        talk.take("Is it?")  # the first message alone is too long, the third with what was said
-    first, third = [line for line in out.getvalue().splitlines() if "too long" in line]
-    assert first.endswith("raise --ctx-size")
-    assert third.count("/reset starts a new conversation, --context-shift goes on") == n_said
-
-
 class ClosedPipe(io.StringIO):
     """A pipe whose reader has gone."""
 
@@ -149,14 +138,10 @@ class Counting(Talker):
         return super().stream(tokens, *others, **options)
 
 
-@pytest.mark.parametrize(
-    ("shift", "lengths"),
-    [(False, [10, 30, 50, 70, 90]), (True, [10, 30, 50, 10, 30])],
-)
-def test_a_conversation_that_shifts_leaves_out_its_first_turns_until_half_is_free(shift, lengths):
+def test_a_conversation_longer_than_the_context_leaves_out_its_first_turns_until_half_is_free():
     session = Counting()
-    talk, dialogue, _ = chat(session, context_shift=shift)
-    for _ in lengths:
+    talk, dialogue, _ = chat(session)
+    for _ in range(5):
         talk.take("Is it?")
-    assert session.lengths == lengths
+    assert session.lengths == [10, 30, 50, 10, 30]
     assert len(dialogue.turns) == 10

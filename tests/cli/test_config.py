@@ -16,7 +16,6 @@ from edgespec.rules.stop_rules import STOP_RULES
 from edgespec.settings.base import in_flags, key_of
 from edgespec.settings.config import (
     USUAL_DRAFT_MAX,
-    ContextEnd,
     GenerateSettings,
     LoadSettings,
     Speculation,
@@ -133,13 +132,12 @@ GIVEN = {
     "draft_max": "5",
     "lookup": True,
     "no_overlap": True,
-    "context_shift": True,
 }
 
 
 def test_settings_of_the_engine_are_inherited_and_passed_on_by_no_list_of_names():
-    """A setting added to Speculation or ContextEnd is a key of files, and the engine's."""
-    assert GIVEN.keys() == {*Speculation.model_fields, *ContextEnd.model_fields}
+    """A setting added to Speculation is a key of files, and the engine's."""
+    assert GIVEN.keys() == {*Speculation.model_fields}
     assert EngineSettings.of(GenerateSettings()) == EngineSettings()
 
 

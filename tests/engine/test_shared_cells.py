@@ -125,12 +125,21 @@ def test_texts_are_written_together_as_long_as_what_they_wrote_fits() -> None:
     assert_nothing_provisional(target)
 
 
+def test_a_text_with_a_prompt_shorter_than_a_tile_is_set_back_to_rows() -> None:
+    """Its prompt and what it wrote were read again as one prompt, in tiles."""
+    target, terms = TiledTexts(2, N_CTX), [asked(0, 11, 30), asked(1, 1, 30)]
+    with Engine(target) as engine:
+        texts = [engine.admit(each) for each in terms]
+        in_turn([engine.ask(text) for text in texts])
+        assert texts[1].n_rows > TILE, "it was set back"
+    assert [text.result().tokens for text in texts] == [alone(each) for each in terms]
+
+
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_a_text_that_is_set_back_is_the_text_alone(data: st.DataObject) -> None:
-    """Short and long prompts, in tiles and by row, with and without a draft or a limit, also where
-    the context shifts."""
+    """Short and long prompts, in tiles and by row, with and without a draft or a limit."""
     n_texts, tile = data.draw(st.integers(2, 4)), data.draw(st.sampled_from([0, TILE]))
     terms = [
         asked(n, data.draw(st.integers(1, 50)), data.draw(st.sampled_from([3, 30, 60])))
@@ -139,8 +148,7 @@ def test_a_text_that_is_set_back_is_the_text_alone(data: st.DataObject) -> None:
     n_cells = data.draw(st.sampled_from([N_CTX, N_CTX + 10, 2 * N_CTX]))
     language = blend(LANGUAGE, random_language(2, N_VOCAB), 0.4)
     draft = FakeModel(language, N_VOCAB, n_texts=n_texts, n_ctx=N_CTX)
-    shifts = data.draw(st.booleans())
-    rules = EngineSettings(step_aside=False, context_shift=shifts)
+    rules = EngineSettings(step_aside=False)
     target = TiledTexts(n_texts, n_cells, tile=tile)
     with Engine(target, draft if data.draw(st.booleans()) else None, rules) as engine:
         texts = [engine.admit(each) for each in terms]

@@ -23,7 +23,7 @@ from edgespec.cli.flags import groups
 from edgespec.cli.flags.checked_values import grammar_from, template_from
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import settings_from
-from edgespec.errors import ContextOverflow, EdgespecError, UsageError, marked
+from edgespec.errors import EdgespecError, UsageError, marked
 from edgespec.files import cache_folder
 from edgespec.memory import process
 from edgespec.models import packaged
@@ -76,9 +76,6 @@ def add_to(parser: ArgumentParser) -> None:
 
 NO_LIMIT = "-1"
 """Value of -n for answers without a token limit."""
-
-GOING_ON = "/reset starts a new conversation, --context-shift goes on"
-"""Advice where a conversation has filled the context."""
 
 NAMES_A_MODEL = frozenset(("model", "hf_repo", "config", "chat_template"))
 """Flags that choose a model; a template without a model is for the embedded pair."""
@@ -182,9 +179,7 @@ class Chat:
         except BrokenPipeError:  # nobody reads the answers any more
             raise
         except (EdgespecError, OSError) as error:
-            is_grown = isinstance(error, ContextOverflow) and bool(self._dialogue.turns)
-            advice = f"; {GOING_ON}" if is_grown and not self._settings.context_shift else ""
-            self._console.complain(f"error: {marked(error)}{advice}")
+            self._console.complain(f"error: {marked(error)}")
             self.exit_code = self.exit_code or getattr(error, "exit_code", 1)
         return True
 
@@ -288,20 +283,15 @@ class Chat:
             speed_line(self._last) if was_begun else "stopped before the first token"
         )
         if self._last.finish_reason == "context":
-            self._console.note(f"the context is full: {GOING_ON}")
+            self._console.note("the context is full: the answer ends here")
         message = {"content": said["answer"]}
         return message | ({"reasoning_content": said["reasoning"]} if said["reasoning"] else {})
 
     def _prompt(self) -> ChatPrompt:
-        """The prompt of the conversation.
-
-        With --context-shift, a conversation longer than the context loses its first turns until
-        half of the context is free.
-        """
+        """The prompt of the conversation, which loses its first turns when it is longer than the
+        context, until half of that is free."""
         dialogue = self._dialogue
         prompt = self._session.chat_prompt(dialogue.messages)
-        if not self._settings.context_shift:
-            return prompt
         n_ctx, n_before = self._session.target.n_ctx, dialogue.n_forgotten
         if len(prompt.tokens) > n_ctx:
             while len(prompt.tokens) > n_ctx // 2 and dialogue.forget():

@@ -50,7 +50,6 @@ def generation_report(
         Row("paging", result.paging, _paging_lines(result.paging, plan.paged)),
         Row("reused_tokens", result.reused_tokens),
         Row("saved_passes", result.saved_passes),
-        Row("dropped_tokens", result.dropped_tokens),
         Row("memory", memory_report(plan, peak_bytes)),
         Row("notes", [*plan.notes, *result.notes], told),
         Row("load", load_report),

@@ -12,7 +12,6 @@ from typing import Any, TypeVar, get_origin
 from edgespec.chat.chat_sampling import DEFAULTS as CHAT_DEFAULTS
 from edgespec.settings.base import Settings, key_of, spell
 from edgespec.settings.config import (
-    ContextEnd,
     GenerateSettings,
     LoadSettings,
     Sampling,
@@ -93,9 +92,8 @@ def add_memory(parser: ArgumentParser) -> None:
 
 
 def add_texts(parser: ArgumentParser) -> None:
-    """Flags of commands that write texts: the context's end, kept prompts, and guesses."""
+    """Flags of commands that write texts: kept prompts, and guesses."""
     group = parser.add_argument_group("texts")
-    add(group, ContextEnd)
     add(group, LoadSettings, "prompt_cache")
     add(group, Speculation)
 
