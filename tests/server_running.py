@@ -76,7 +76,6 @@ def serving_list(models: ModelList) -> Iterator[str]:
         None,
         ServerSettings(max_body=models.body_bytes),
         load=serve.loader(models),
-        together=models.together,
         on_budget=models.keep_budget,
     )
     try:

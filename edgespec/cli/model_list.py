@@ -6,7 +6,7 @@ One list for the page and the routes; the models share one budget.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 PARALLEL = "auto"
 """The default number of texts at once."""
 MOST_BESIDE = 0.25
-"""Largest share of the budget that is kept for an embedding model beside another model."""
-SPARE_TOGETHER = 1.05
-"""Factor of what all models need together, so that each is planned with all of its weights."""
+"""Largest share of the budget that is kept for embedding models beside another model."""
+SPARE = 1.05
+"""Factor of what models need together, so that each is planned as it was alone."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,8 +46,9 @@ class ListedModel(HostedModel):
     """A model that the user named, or one of a folder."""
 
     path: Path = Path()
-    beside_bytes: int = 0
-    """Bytes of the model beside another one, all of its weights in memory; 0 if unknown."""
+    room_bytes: int = 0
+    """Bytes of the model besides the process, with all of its weights in memory, or of its room if
+    it stays; 0 if unknown."""
 
 
 def is_one(args: argparse.Namespace) -> bool:
@@ -108,8 +109,7 @@ class ModelList:
             for n_done, model in enumerate(self.models):
                 console.progress("looking at models", n_done / len(self.models))
                 self._try(look, model)
-        for model in self.models:
-            model.fits_beside = bool(self.room_bytes and self._needs_beside.get(model.name))
+        self._give_rooms()
 
     @property
     def first(self) -> ListedModel | None:
@@ -137,77 +137,49 @@ class ModelList:
         least = EMBEDDING_BODY_BYTES if any(m.embeds for m in self.models) else 0
         return max(least, max_body_bytes(n_ctx))
 
-    @cached_property
-    def room_bytes(self) -> int:
-        """Memory that models which write leave to an embedding model; 0 if there is none, or if it
-        takes more than a quarter of the budget."""
-        if all(model.embeds for model in self.models):
-            return 0
-        return max((need for need in self._needs_beside.values()), default=0)
-
-    @cached_property
-    def together(self) -> bool:
-        """True if the budget holds all models at once, several of which write."""
+    def _give_rooms(self) -> None:
+        """Choose the models that stay, and their rooms: all if the budget holds them and not just
+        one writes, otherwise embedding models in a part of it that any other one leaves."""
         usable = [model for model in self.models if model.error is None]
-        if sum(not model.embeds for model in usable) < 2 or not all(
-            model.beside_bytes for model in usable
-        ):
-            return False
+        if len(usable) < 2:
+            return
+        writing = [model for model in usable if not model.embeds]
         budget = process.resolve_budget(self.settings(usable[0]).load.memory_budget)
-        needed = sum(model.beside_bytes + process.STEP_BYTES for model in usable)
-        return process.footprint_bytes() + SPARE_TOGETHER * needed <= budget
-
-    def load(
-        self, model: ListedModel, progress: Progress, beside: bool = False
-    ) -> tuple[Session | Embedder, bool]:
-        """The loaded model, and true if it leaves room for one beside it. Raises the errors of
-        `edgespec.load`."""
-        from edgespec.session import embedder
-
-        heap.trim_heap()
-        room_bytes = model.beside_bytes + process.STEP_BYTES if self.together else self.room_bytes
-        base_bytes = process.footprint_bytes()
         # a plan's headroom has a share of the models that are already in the process
-        base_bytes += int(HEADROOM_SHARE * base_bytes)
-        in_room = {"memory_budget": base_bytes + room_bytes}
-        if model.embeds:
-            load = self.settings(model).load
-            load = load.model_copy(update=in_room if beside else self._given)
-            return embedder.load_embedder(load, progress), False
-        if self.together:
-            others = (one.beside_bytes + process.STEP_BYTES for one in self.models)
-            changes = in_room if beside else self._leaving(model, sum(others) - room_bytes)
-            return self._load_text(model, progress, changes), False
-        if self.room_bytes:
-            try:
-                return self._load_text(model, progress, self._leaving(model, self.room_bytes)), True
-            except BudgetError:
-                heap.trim_heap()
-        return self._load_text(model, progress, {}), False
+        free = int((1 - HEADROOM_SHARE) * budget) - process.footprint_bytes()
+        needed = sum(model.room_bytes for model in usable)
+        if len(writing) != 1 and SPARE * needed <= free:
+            for model in usable:
+                model.stays, model.room_bytes = True, free * model.room_bytes // needed
+            return
+        most = int(budget / SPARE) - max((one.smallest_bytes for one in writing), default=budget)
+        left = min(most, int(MOST_BESIDE * budget))
+        for model in usable:
+            model.stays = model.embeds and model.room_bytes <= left
+            left -= model.room_bytes * model.stays
 
-    def _leaving(self, model: ListedModel, nbytes: int) -> dict[str, int]:
-        """Changes of a model's settings that leave so much memory to others."""
-        return {"reserve": self.settings(model).load.reserve + nbytes}
+    def load(self, model: ListedModel, progress: Progress) -> Session | Embedder:
+        """The loaded model. Raises the errors of `edgespec.load`."""
+        from edgespec.session import embedder, session
 
-    def keep_budget(self, budget: int | str) -> None:
-        """Load models with another budget from now on."""
-        self._given["memory_budget"] = budget
-
-    def _load_text(
-        self, model: ListedModel, progress: Progress, changes: Mapping[str, int]
-    ) -> Session:
-        """A loaded model that writes texts, with changed settings. Raises the errors of
-        `edgespec.load`."""
-        from edgespec.session import session
-
-        settings = self.settings(model)
         heap.trim_heap()
-        load = settings.load.model_copy(update={**self._given, **changes})
+        settings = self.settings(model)
+        base_bytes = process.footprint_bytes()
+        in_room = {"memory_budget": int((1 + HEADROOM_SHARE) * base_bytes) + model.room_bytes}
+        rooms = sum(one.room_bytes for one in self.models if one.stays and one.served is None)
+        in_turn = {**self._given, "reserve": settings.load.reserve + rooms}
+        load = settings.load.model_copy(update=in_room if model.stays else in_turn)
+        if model.embeds:
+            return embedder.load_embedder(load, progress)
         loaded = session.load(load, settings.engine, progress)
         for note in loaded.plan.notes:
             self._console.note(f"note: {marked(note)}")
         loaded.use_chat_template(self._template)
         return loaded
+
+    def keep_budget(self, budget: int | str) -> None:
+        """Load models that take turns with another budget from now on."""
+        self._given["memory_budget"] = budget
 
     def _found(self) -> Iterator[tuple[str, Path]]:
         """Names and paths, those of -m first."""
@@ -247,7 +219,7 @@ class ModelList:
         settings = self.settings(model)
         plan = _planned(settings, model.embeds)
         model.smallest_bytes = plan.smallest_bytes
-        model.beside_bytes = plan.planned_bytes - plan.rows[0].nbytes + process.STEP_BYTES
+        model.room_bytes = plan.planned_bytes - plan.rows[0].nbytes + 2 * process.STEP_BYTES
         budget_bytes = process.resolve_budget(settings.load.memory_budget)
         if plan.smallest_bytes > budget_bytes:
             raise BudgetError(
@@ -255,17 +227,6 @@ class ModelList:
                 f"{format_size(budget_bytes)}: raise --memory-budget or lower --ctx-size",
                 plan.smallest_bytes,
             )
-
-    @cached_property
-    def _needs_beside(self) -> dict[str, int]:
-        """Bytes of the embedding models that may be beside another model, besides the process."""
-        vectors = [model for model in self.models if model.embeds and model.beside_bytes]
-        needs = {model.name: model.beside_bytes for model in vectors}
-        if not needs:
-            return {}
-        settings = self.settings(vectors[0])
-        most = MOST_BESIDE * process.resolve_budget(settings.load.memory_budget)
-        return {name: need for name, need in needs.items() if need <= most}
 
 
 def _planned(settings: CommandSettings, embeds: bool) -> MemoryPlan:

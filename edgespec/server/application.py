@@ -297,7 +297,7 @@ class Service:
     def _budgeted(self) -> HostedModel:
         """The loaded model that writes texts. Raises Refusal if there is none, and if several share
         the budget."""
-        if self.host.together:
+        if any(one.stays and not one.embeds for one in self.host.models):
             message = "several models share the budget, which stays: start the server with another"
             raise Refusal(409, message, code="budget_shared")
         if not self.host.loaded or self.host.loaded[0].embeds:

@@ -1,8 +1,7 @@
 """The models of a server: which are in memory, and which requests wait for which.
 
-All share one budget. If it holds all of them, each is loaded once and stays. Otherwise a model
-that writes texts has it for itself, but for room that it may leave to one embedding model; the
-model that is asked for is loaded once requests to those that have to leave for it have ended. One
+All share one budget. Those that stay are loaded once, in room of their own. The others take turns
+in the rest: the one that is asked for is loaded once requests to the one before have ended. One
 event loop owns this; knows no HTTP and no memory.
 """
 
@@ -36,8 +35,6 @@ class LoadedModel:
     model: Session | Embedder
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Defaults for requests."""
-    leaves_room: bool = False
-    """True if the plan keeps room for an embedding model beside this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,6 @@ class ServedText:
     model: Session
     completions: Completions
     turns: Turns
-    leaves_room: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -55,12 +51,9 @@ class ModelHost:
     """Loads the models that are asked for, in turn."""
 
     models: Sequence[HostedModel]
-    load: Callable[[HostedModel, bool, Progress], Any]
-    """Called in a thread with a model, true if it is to be beside another one, and a callback that
-    raises Cancelled once the server ends. Gives a ServedText or, for a model that embeds, a
-    LoadedModel."""
-    together: bool = False
-    """True if all stay once they are loaded."""
+    load: Callable[[HostedModel, Progress], Any]
+    """Called in a thread with a model, and a callback that raises Cancelled once the server ends.
+    Gives a ServedText or, for a model that embeds, a LoadedModel."""
     n_loads: int = 0
     """Number of models loaded so far."""
     _line: dict[HostedModel, int] = field(default_factory=dict)
@@ -80,8 +73,8 @@ class ModelHost:
     def is_ready(self, model: HostedModel) -> bool:
         """True if a request to `model` need not wait: it is loaded, and has to leave for no other
         one."""
-        leaving = (self._leaving(one) for one in self._line)
-        return model.served is not None and not any(model in others for others in leaving)
+        waits = any(one is not model and not one.stays for one in self._line)
+        return model.served is not None and (model.stays or not waits)
 
     def state(self, model: HostedModel) -> dict[str, Any]:
         """The state of a model, as llama.cpp's router tells it, with the progress of loading."""
@@ -161,19 +154,11 @@ class ModelHost:
 
     def _leaving(self, model: HostedModel) -> list[HostedModel]:
         """The loaded models that have to leave for `model`."""
-        if self.together:
-            return []
-        stays = self._comes_beside(model)
-        others = (other for other in self.loaded if other is not model)
-        return [other for other in others if other.is_beside or not stays]
-
-    def _comes_beside(self, model: HostedModel) -> bool:
-        alone = (other for other in self.loaded if not other.is_beside)
-        return model.fits_beside and all(other.served.leaves_room for other in alone)
+        takes_turns = not model.stays
+        return [one for one in self.loaded if takes_turns and one is not model and not one.stays]
 
     async def _switch(self, model: HostedModel) -> None:
         """Unload the models that have to leave and load `model`; it has its error if it fails."""
-        is_beside = not self.together and self._comes_beside(model)
         # here, so that no request is seated there any more
         closes = _taken_out(self._leaving(model))
 
@@ -187,7 +172,7 @@ class ModelHost:
             closes.clear()  # they hold vocabularies of megabytes
             gc.collect()  # sessions refer to themselves
             report("opening", 0.0)
-            served = self.load(model, is_beside or bool(self.loaded), report)
+            served = self.load(model, report)
             if self._is_ending:
                 served.model.close()
             report("ready", 1.0)
@@ -203,7 +188,7 @@ class ModelHost:
             model.error = " ".join(told.split())
         else:
             self.n_loads += 1
-            model.served, model.is_beside = served, is_beside
+            model.served = served
         finally:
             self._loading = None, "", 0.0
 

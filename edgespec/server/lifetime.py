@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -69,18 +69,15 @@ class Server:
         models: Sequence[HostedModel],
         first: LoadedModel | None,
         settings: ServerSettings,
-        load: Callable[[HostedModel, bool, Progress], LoadedModel] | None = None,
-        together: bool = False,
+        load: Callable[[HostedModel, Progress], LoadedModel] | None = None,
         max_tokens: int | None = None,
         on_budget: Callable[[int | str], None] = lambda _: None,
     ) -> None:
         """Answer with models from now on.
 
         `first` is the first of them, or None if none is loaded yet. The others are loaded by `load`
-        when they are asked for, which is told true for a model that comes beside another one, and
-        whose callback raises Cancelled once the server ends. With `together`, all share the budget
-        and stay; otherwise `on_budget` is told a budget that a client has given. No answer has more
-        than `max_tokens`.
+        when they are asked for, whose callback raises Cancelled once the server ends. `on_budget`
+        is told a budget that a client has given. No answer has more than `max_tokens`.
         """
         figures, reasoning = self._figures, settings.reasoning_budget
 
@@ -101,13 +98,13 @@ class Server:
                 reasoning_budget=None if reasoning == -1 else reasoning,
                 check_open=_refuse_cut,
             )
-            return ServedText(session, completions, turns, loaded.leaves_room)
+            return ServedText(session, completions, turns)
 
-        def load_served(*which: Any) -> ServedText | LoadedModel:
+        def load_served(model: HostedModel, progress: Progress) -> ServedText | LoadedModel:
             assert load is not None
-            return served(which[0], load(*which))
+            return served(model, load(model, progress))
 
-        self._host = host = ModelHost(models, load_served, together)
+        self._host = host = ModelHost(models, load_served)
         body_bytes = settings.max_body
         if body_bytes is None:
             least = EMBEDDING_BODY_BYTES if any(one.embeds for one in models) else 0

@@ -21,7 +21,6 @@ from edgespec.server.hosting import ModelHost
 class FakeServed:
     name: str
     world: World
-    leaves_room: bool = True
     is_cancelled: bool = False
 
     @property
@@ -40,29 +39,25 @@ class World:
     """Two models that write and one that embeds; remembers what is loaded and unloaded."""
 
     def __init__(self, leaves_room: bool = True, together: bool = False) -> None:
-        self.a, self.b = HostedModel("a.gguf"), HostedModel("b.gguf")
-        self.vectors = HostedModel("v.gguf", embeds=True, fits_beside=True)
+        self.a, self.b = (HostedModel(f"{name}.gguf", stays=together) for name in "ab")
+        self.vectors = HostedModel("v.gguf", embeds=True, stays=leaves_room or together)
         self.in_memory: list[str] = []
         self.events: list[str] = []
         self.fails: dict[str, Exception] = {}
         self.holds_loading: threading.Event | None = None
-        self.leaves_room = leaves_room
-        self.host = ModelHost(
-            (self.a, self.b, self.vectors),
-            self._load,
-            together,
-        )
+        self.host = ModelHost((self.a, self.b, self.vectors), self._load)
 
-    def _load(self, model: HostedModel, beside: bool, progress: Callable) -> FakeServed:
+    def _load(self, model: HostedModel, progress: Callable) -> FakeServed:
         progress("reading weights", 0.25)
         while self.holds_loading is not None and not self.holds_loading.wait(0.001):
             progress("reading weights", 0.5)
         if model.name in self.fails:
             raise self.fails[model.name]
-        assert not self.in_memory or beside or self.in_memory == ["v.gguf"]
+        stays = {one.name for one in self.host.models if one.stays}
+        assert model.stays or {*self.in_memory} <= stays
         self.in_memory.append(model.name)
         self.events.append(f"+{model.name}")
-        return FakeServed(model.name, self, self.leaves_room)
+        return FakeServed(model.name, self)
 
     async def ask(self, model: HostedModel, held: asyncio.Event | None = None) -> str:
         async with self.host.using(model) as served:

@@ -46,7 +46,8 @@ def listed(**flags: object) -> ModelList:
 @pytest.fixture(scope="module")
 def url(folder: Path) -> Iterator[str]:
     models = listed(models_dir=str(folder))
-    models.together = False  # as with a budget that holds one at a time
+    for model in models.models:  # as with a budget that holds one at a time
+        model.stays = model.embeds
     with serving_list(models) as address:
         yield address
 
@@ -156,11 +157,11 @@ def test_a_model_comes_beside_one_that_takes_much_memory(
     """The headroom has a share of the process, for which there was no room: weights were streamed,
     and all vectors refused beside a model of 1 GiB."""
     models = listed(models_dir=str(folder))
-    models.together = together
+    for model in models.models:
+        model.stays = together or model.embeds
     vectors = next(one for one in models.models if one.name == "vectors")
     monkeypatch.setattr(process, "footprint_bytes", lambda: 2 << 30)
-    loaded, _ = models.load(vectors, lambda *_: None, beside=True)
-    with loaded:
+    with models.load(vectors, lambda *_: None) as loaded:
         assert loaded.plan.streamed_bytes == 0
 
 

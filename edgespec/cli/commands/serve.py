@@ -156,9 +156,8 @@ def _one(
     loaded.warn_with(Teller(console))
     sampling = _sampling(settings.generate, loaded.chat_sampling)
     info = loaded.target
-    model = HostedModel(
-        name or info.name, False, False, info.size_bytes, loaded.plan.smallest_bytes
-    )
+    model = HostedModel(name or info.name, size_bytes=info.size_bytes)
+    model.smallest_bytes = loaded.plan.smallest_bytes
     return _Opened({"models": [model], "first": LoadedModel(loaded, sampling)}, settings)
 
 
@@ -178,13 +177,12 @@ def _several(
     load = loader(known, Teller(console))
     begun = None
     if (first := known.first) is not None:
-        begun = load(first, False, console.progress)
+        begun = load(first, console.progress)
         stack.callback(begun.model.close)
     options = {
         "models": known.models,
         "first": begun,
         "load": load,
-        "together": known.together,
         "on_budget": known.keep_budget,
     }
     return _Opened(options, known.settings(first or known.models[0]), known.body_bytes)
@@ -192,7 +190,7 @@ def _several(
 
 def loader(
     models: ModelList, tell: Callable[[str], None] | None = None
-) -> Callable[[HostedModel, bool, Progress], LoadedModel]:
+) -> Callable[[HostedModel, Progress], LoadedModel]:
     """A function that loads a model of a list for a server; `tell` is called with warnings of
     sessions."""
     from edgespec.server.hosting import LoadedModel
@@ -200,15 +198,15 @@ def loader(
 
     of_name = {one.name: one for one in models.models}
 
-    def load(model: HostedModel, beside: bool, progress: Progress) -> LoadedModel:
+    def load(model: HostedModel, progress: Progress) -> LoadedModel:
         one = of_name[model.name]
-        loaded, leaves_room = models.load(one, progress, beside)
+        loaded = models.load(one, progress)
         sampling: dict[str, Any] = {}
         if isinstance(loaded, Session):
             if tell is not None:
                 loaded.warn_with(tell)
             sampling = _sampling(models.settings(one).generate, loaded.chat_sampling)
-        return LoadedModel(loaded, sampling, leaves_room)
+        return LoadedModel(loaded, sampling)
 
     return load
 

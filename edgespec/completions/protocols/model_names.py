@@ -19,8 +19,8 @@ class HostedModel:
     name: str
     embeds: bool = False
     """True for a model that turns texts into vectors and writes none."""
-    fits_beside: bool = False
-    """True if the room that others leave is enough for it."""
+    stays: bool = False
+    """True if it stays once it is loaded, in room of its own; others take turns in the rest."""
     size_bytes: int = 0
     """Size of its weights."""
     smallest_bytes: int = 0
@@ -31,8 +31,6 @@ class HostedModel:
     """True if no model has to leave to know that it cannot be loaded."""
     served: Any = None
     """The loaded model as its requests use it; None while it is not in memory."""
-    is_beside: bool = False
-    """True for a loaded model in the room that another one leaves."""
     n_users: int = 0
     """Number of requests that keep it in memory."""
 
