@@ -22,8 +22,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from edgespec.server.connections import ClientLimits, HttpServer
-from edgespec.server.page import page
+from edgespec.server.application import page
+from edgespec.server.lifetime import ClientLimits, HttpServer
 
 PATIENCE_S = 60
 FLAGS = [

@@ -26,7 +26,7 @@ from edgespec.completions.running_request import Completion, Reply
 from edgespec.errors import Cancelled
 from edgespec.memory import heap
 from edgespec.server.front import error_body, refusal_for
-from edgespec.server.hosting import ServedText
+from edgespec.server.hosting import LoadedModel
 from edgespec.session.asynchronous import in_loop, in_thread
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class _OneAnswer:
     door: Door
     model: HostedModel
     stack: AsyncExitStack
-    served: ServedText | None = None
+    served: LoadedModel | None = None
     """The loaded model; None until it is in memory."""
     prepared: Completion | None = None
     """The request as it was read on arrival, not started."""
@@ -226,13 +226,8 @@ class StreamedAnswer(StreamingResponse):
 async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled when the client disconnects. Raises
     ClientDisconnect."""
-
-    async def left() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
     working = asyncio.ensure_future(work)
-    tasks = {working, asyncio.ensure_future(left())}
+    tasks = {working, asyncio.ensure_future(request.receive())}  # the body has come: it is the end
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from importlib.resources import files
+from pathlib import PurePosixPath
 from typing import Any
 
 from starlette.applications import Starlette
@@ -32,16 +34,24 @@ from edgespec.completions.request_limits import ANSWER_BYTES, STORED_BYTES
 from edgespec.completions.requests import ChatRequest
 from edgespec.completions.tokenizing import detokenize, tokenize
 from edgespec.memory import heap, process
-from edgespec.server import ollama_routes
+from edgespec.server import other_servers
 from edgespec.server.answering import DONE, Door, complete, line
 from edgespec.server.front import refused
 from edgespec.server.guarding import BudgetLimit, Guard
-from edgespec.server.hosting import ModelHost, ServedText
-from edgespec.server.llama_routes import as_fields, llama_dialect
-from edgespec.server.ollama_routes import ollama_dialect
-from edgespec.server.page import page
+from edgespec.server.hosting import LoadedModel, ModelHost
+from edgespec.server.other_servers import as_fields, llama_dialect, ollama_dialect
 from edgespec.server.queueing import Queue, ServerFigures
 from edgespec.session.asynchronous import in_thread
+
+_STATIC = files("edgespec.server").joinpath("static")
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+"""Kinds of files of the page; others, such as licences, are not served."""
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types dompurify"
+)
+"""Content security policy; only the sanitiser may turn text into elements."""
 
 
 @dataclass(slots=True)
@@ -152,8 +162,7 @@ class Service:
         }
         if sessions:
             values["memory_budget_bytes"] = sessions[0].plan.budget_bytes
-        text = self.figures.text(values)
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(self.figures.text(values), media_type="text/plain; version=0.0.4")
 
     async def models(self, request: Request) -> Response:
         models = [*map(self._described, self.host.models)]
@@ -170,7 +179,7 @@ class Service:
         loaded: dict[str, Any] = {}
         if (served := model.served) is not None:
             loaded["context_length"] = served.model.target.n_ctx
-            if isinstance(served, ServedText):
+            if served.completions is not None:
                 loaded["sampling"] = served.completions.sampling
                 loaded["chat"] = served.completions.chat_refusal is None
             else:
@@ -206,13 +215,12 @@ class Service:
 
     async def slots(self, request: Request) -> Response:
         async with self.host.using(model_named(self.host.models, None, False)) as served:
-            n_ctx, n_busy = served.model.target.n_ctx, self.queue.n_processing
+            told, n_busy = {"n_ctx": served.model.target.n_ctx}, self.queue.n_processing
             slots = range(self.queue.n_slots)
-            told = [{"id": one, "n_ctx": n_ctx, "is_processing": one < n_busy} for one in slots]
-            return JSONResponse(told)
+            return JSONResponse([{"id": n, "is_processing": n < n_busy} | told for n in slots])
 
     async def tags(self, request: Request) -> Response:
-        return JSONResponse({"models": [*map(ollama_routes.tag, self.host.models)]})
+        return JSONResponse({"models": [*map(other_servers.tag, self.host.models)]})
 
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": extras.installed_version()})
@@ -223,9 +231,9 @@ class Service:
         name = fields.get("model") or fields.get("name")
         model = model_named(self.host.models, str(name) if name else None)
         served = model.served
-        template = served.completions.template if isinstance(served, ServedText) else ""
+        template = served.completions.template if served and served.completions else ""
         info = served and served.model.target
-        return JSONResponse(ollama_routes.shown(model, info, template))
+        return JSONResponse(other_servers.shown(model, info, template))
 
     async def wanted(self, body: bytearray, embeds: bool = False) -> tuple[HostedModel, bool]:
         """The model that a request names, and true if it asks for a stream. Raises Refusal.
@@ -283,14 +291,10 @@ class Service:
         async with self.queue.body_of(request) as body:
             size = self.budget_limit.budget_of(decoded(body))
         model = self._budgeted
-
-        def change() -> None:
-            model.served.model.set_memory_budget(size)
-            self.on_budget(size)
-
         with self.host.staying(model):  # the next model is loaded with the new budget
             async with self.changing_budget:
-                await in_thread(change)
+                await in_thread(partial(model.served.model.set_memory_budget, size))
+                self.on_budget(size)
         return await self.budget(request)
 
     @property
@@ -305,10 +309,25 @@ class Service:
         return self.host.loaded[0]
 
 
-_Compute = Callable[[ServedText, Any], dict[str, Any]]
+_Compute = Callable[[LoadedModel, Any], dict[str, Any]]
 """An answer without a text, given the model that a request names and its body."""
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
 def _count(parse: Callable[[Any], ChatRequest]) -> _Compute:
     return lambda served, body: {"input_tokens": served.completions.count_tokens(parse(body))}
+
+
+async def page(request: Request) -> Response:
+    """Response with the page or one of its files. Raises Refusal for another path."""
+    name = request.path_params.get("name", "index.html")
+    kind = _TYPES.get(PurePosixPath(name).suffix)
+    if kind is None or not (_STATIC / name).is_file():
+        raise Refusal(404, f"there is nothing at {request.scope['path']}", code="not_found")
+    headers = {
+        "Content-Security-Policy": POLICY,
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+        "Cache-Control": "no-cache",
+    }
+    return Response((_STATIC / name).read_bytes(), headers=headers, media_type=kind)

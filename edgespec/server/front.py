@@ -26,7 +26,7 @@ from edgespec.completions.protocols.message_replies import messages_error
 from edgespec.completions.protocols.response_replies import responses_error
 from edgespec.completions.refusals import Refusal, refusal_of
 from edgespec.server.guarding import Guard
-from edgespec.server.ollama_routes import ollama_error
+from edgespec.server.other_servers import ollama_error
 from edgespec.server.queueing import ServerFigures
 
 GONE = 499

@@ -100,8 +100,7 @@ class Guard:
         """Raise Refusal unless the client may change the server: with an admin key, or where there
         are no keys."""
         if (self.api_key or self.admin_key) and _sent(headers, self.admin_key) is None:
-            message = "this needs an admin key: start the server with the setting admin-key-file, "
-            message += "and send a key of that file"
+            message = "this needs an admin key, of the file of the server's setting admin-key-file"
             raise Refusal(403, message, code="admin_key_needed")
 
 
@@ -123,12 +122,11 @@ class BudgetLimit:
     @classmethod
     def of(cls, budget: int | str) -> Self:
         """The limit of a server that is started with a budget, on this machine."""
-        total, bounds = process.total_bytes(), auto_bounds(budget)
-        if bounds is None:
-            most = min(parse_size(budget, total), total)
-            return cls(most, f"auto:1-{most}")
-        most = parse_size(bounds[1], total) if bounds[1] else process.resolve_budget(budget)
-        return cls(min(most, total), str(budget))
+        most = process.resolve_budget(budget)
+        if (bounds := auto_bounds(budget)) and bounds[1]:
+            most = process.budget_bounds(budget)[1]
+        most = min(most, process.total_bytes())
+        return cls(most, f"auto:1-{most}" if bounds is None else str(budget))
 
     def budget_of(self, content: object) -> int | str:
         """The budget in decoded JSON. Raises RequestError and UsageError."""
@@ -163,7 +161,6 @@ def _sent(headers: Mapping[str, str], keys: str | None) -> bytes | None:
 
 def is_local(host: str) -> bool:
     """True if only this machine reaches the address."""
-    try:
+    with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return host == "localhost"

@@ -9,41 +9,34 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.completions.protocols.model_names import HostedModel, not_loaded
-from edgespec.completions.service import Completions
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, EdgespecError
 from edgespec.ports import Progress
 from edgespec.server.queueing import Turns
 from edgespec.session.asynchronous import in_thread
-from edgespec.session.embedder import Embedder
-from edgespec.session.session import Session
 
 _LOOK_S = 0.02
 """Seconds between looks at whether it is the turn of a model that is waited for."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LoadedModel:
     """A model as it was loaded for a server."""
 
-    model: Session | Embedder
+    model: Any
+    """A `Session`, or an `Embedder`."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Defaults for requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServedText:
-    """A loaded model that writes texts; one that embeds is served as it was loaded."""
-
-    model: Session
-    completions: Completions
-    turns: Turns
+    turns: Turns = field(default_factory=Turns)
+    completions: Any = None
+    """The `Completions` of a model that writes texts; None for one that embeds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,11 +45,11 @@ class ModelHost:
 
     models: Sequence[HostedModel]
     load: Callable[[HostedModel, Progress], Any]
-    """Called in a thread with a model, and a callback that raises Cancelled once the server ends.
-    Gives a ServedText or, for a model that embeds, a LoadedModel."""
+    """Called in a thread with a model, and a callback that raises Cancelled once the server ends;
+    gives a LoadedModel."""
     n_loads: int = 0
     """Number of models loaded so far."""
-    _line: dict[HostedModel, int] = field(default_factory=dict)
+    _line: Counter[HostedModel] = field(default_factory=Counter)
     """Numbers of requests that wait for models, in the order in which these were asked for."""
     _work: asyncio.Task[None] | None = None
     """The latest change of models."""
@@ -131,7 +124,7 @@ class ModelHost:
         is loaded, so that nobody waits for ever. A model is loaded to the end, whoever leaves."""
         if model not in self._line:
             model.error = None
-        self._line[model] = self._line.get(model, 0) + 1
+        self._line[model] += 1
         try:
             while True:
                 is_first = next(iter(self._line)) is model
@@ -149,8 +142,7 @@ class ModelHost:
                     await asyncio.sleep(_LOOK_S)
         finally:
             self._line[model] -= 1
-            if not self._line[model]:
-                del self._line[model]
+            self._line += Counter()  # without those that nobody waits for
 
     def _leaving(self, model: HostedModel) -> list[HostedModel]:
         """The loaded models that have to leave for `model`."""
@@ -184,8 +176,8 @@ class ModelHost:
         except Exception as error:  # noqa: BLE001 - those who wait for the model are told
             # its traceback would keep the model in memory
             known = isinstance(error, EdgespecError | OSError)
-            told = str(error) if known else f"unexpected {type(error).__name__}: {error}"
-            model.error = " ".join(told.split())
+            told = "" if known else f"unexpected {type(error).__name__}: "
+            model.error = " ".join(f"{told}{error}".split())
         else:
             self.n_loads += 1
             model.served = served

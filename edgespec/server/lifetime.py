@@ -1,46 +1,65 @@
 """Serves models on a socket until it is stopped, and lets it end in an orderly way.
 
-One event loop in a thread of its own, from before the first model is loaded.
+One event loop in a thread of its own, from before the first model is loaded: uvicorn on a socket
+that others have opened, with limits on connections and on waits for clients.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from html import escape
 from typing import NoReturn
 
-from starlette.datastructures import Headers
+import h11
+import uvicorn
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.refusals import overloaded
 from edgespec.completions.request_limits import (
     BODIES_AT_ONCE,
-    EMBEDDING_BODY_BYTES,
     max_body_bytes,
 )
 from edgespec.completions.service import Completions
 from edgespec.errors import Cancelled
 from edgespec.ports import Progress
 from edgespec.server.application import Service
-from edgespec.server.connections import ClientLimits, HttpServer
 from edgespec.server.front import Front, Log, refused
 from edgespec.server.guarding import BudgetLimit, Guard
-from edgespec.server.hosting import LoadedModel, ModelHost, ServedText
-from edgespec.server.page import static_file
+from edgespec.server.hosting import LoadedModel, ModelHost
 from edgespec.server.queueing import Queue, ServerFigures, Turns
 from edgespec.session.embedder import Embedder
 from edgespec.settings.config import ServerSettings
 
 SHUTDOWN_S = 5
 """Seconds for clients to read the end of their responses at shutdown."""
+READ_BYTES = 32 << 10
+"""Most bytes read at once from one connection; all connections may do so simultaneously."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """Limits for clients: number of connections and timeouts."""
+
+    headers_s: float = 15
+    """Seconds from the connection or the last response to the end of the next request's headers."""
+    body_s: float = 60
+    """Seconds from the headers to the end of the body."""
+    answer_s: float = 60
+    """Seconds for which a client may stop reading its response."""
+    connections: int = 32
+    """Most connections in addition to one for each request that may wait."""
 
 
 @dataclass(eq=False)
@@ -81,12 +100,12 @@ class Server:
         """
         figures, reasoning = self._figures, settings.reasoning_budget
 
-        def served(model: HostedModel, loaded: LoadedModel) -> ServedText | LoadedModel:
+        def served(model: HostedModel, loaded: LoadedModel) -> LoadedModel:
             session = loaded.model
             if isinstance(session, Embedder):
                 return loaded
-            turns = Turns(session.n_parallel)
-            completions = Completions(
+            loaded.turns = Turns(session.n_parallel)
+            loaded.completions = Completions(
                 session,
                 model.name,
                 session.target.n_ctx,
@@ -94,21 +113,19 @@ class Server:
                 max_tokens=max_tokens,
                 serves=True,
                 on_result=figures.count,
-                n_at_once=partial(self._queue.n_for_each, turns),
+                n_at_once=partial(self._queue.n_for_each, loaded.turns),
                 reasoning_budget=None if reasoning == -1 else reasoning,
                 check_open=_refuse_cut,
             )
-            return ServedText(session, completions, turns)
+            return loaded
 
-        def load_served(model: HostedModel, progress: Progress) -> ServedText | LoadedModel:
+        def load_served(model: HostedModel, progress: Progress) -> LoadedModel:
             assert load is not None
             return served(model, load(model, progress))
 
         self._host = host = ModelHost(models, load_served)
-        body_bytes = settings.max_body
-        if body_bytes is None:
-            least = EMBEDDING_BODY_BYTES if any(one.embeds for one in models) else 0
-            body_bytes = max(least, max_body_bytes(first.model.target.n_ctx if first else 0))
+        n_ctx = first.model.target.n_ctx if first else 0
+        body_bytes = max_body_bytes(n_ctx) if settings.max_body is None else settings.max_body
         self._queue = Queue(
             settings.queue,
             lambda: [one.served.turns for one in host.loaded if not one.embeds],
@@ -118,11 +135,10 @@ class Server:
         )
         self.chat_refusal: str | None = None
         """Reason why the loaded model cannot answer conversations; None if it can."""
-        budget = settings.max_budget or "auto"
+        budget = settings.max_budget or (first.model.plan.budget_bytes if first else "auto")
         if first is not None:
-            budget = settings.max_budget or first.model.plan.budget_bytes
             models[0].served = begun = served(models[0], first)
-            if isinstance(begun, ServedText):
+            if begun.completions is not None:
                 self.chat_refusal = begun.completions.chat_refusal
         limit, max_s = BudgetLimit.of(budget), settings.time_limit
         service = Service(host, self._queue, self.guard, figures, limit, on_budget, max_s)
@@ -156,12 +172,7 @@ class Server:
     async def _loading(self, scope: Scope) -> Response:
         what, share = self.doing()
         words = f"the model is loading: {what}, {share:.0%}" if what else "the model is loading"
-        refusal = overloaded(words, "loading")
-        if "text/html" in Headers(scope=scope).get("accept", ""):  # a browser, which asks again
-            text = static_file("loading.html").decode()
-            text = text.replace("WHAT", escape(what)).replace("SHARE", f"{share:.2f}")
-            return Response(text, 503, refusal.headers, "text/html")
-        return await refused(Request(scope), refusal)
+        return await refused(Request(scope), overloaded(words, "loading"))
 
     def drain(self) -> None:
         """Take no more requests, wait for those under way, and stop once their time is over.
@@ -183,3 +194,69 @@ class Server:
 def _refuse_cut() -> NoReturn:
     """Raise Cancelled for a text cut short: clients must not take it as complete."""
     raise Cancelled("the server is shutting down")
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without signal handlers and logs, which the command line has. Connections whose
+    clients keep it waiting too long are closed."""
+
+    def __init__(self, app: ASGIApp, limits: ClientLimits, shutdown_s: float) -> None:
+        """At the end, requests have `shutdown_s` seconds."""
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=_Connection,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                ws="none",
+                limit_concurrency=limits.connections + 1,
+                # uvicorn's own is 5 s, which is when clients such as httpx close theirs
+                timeout_keep_alive=math.ceil(limits.headers_s),
+                timeout_graceful_shutdown=math.ceil(shutdown_s),
+            )
+        )
+        self._limits = limits
+        self._waits: dict[object, tuple[tuple[object, ...], float]] = {}
+        """State of each connection that waits for its client, and since when it has been so."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def on_tick(self, counter: int) -> bool:
+        before, self._waits, now_s = self._waits, {}, time.monotonic()
+        for one in list(self.server_state.connections):
+            assert isinstance(one, H11Protocol)
+            is_idle = one.cycle is None or one.cycle.response_complete
+            n_unsent = one.transport.get_write_buffer_size()
+            state = one.cycle, is_idle, n_unsent
+            known, since_s = before.get(one, (state, now_s))
+            if is_idle or n_unsent:
+                self._waits[one] = state, since_s if state == known else now_s
+                limit_s = self._limits.headers_s if is_idle else self._limits.answer_s
+                if now_s - self._waits[one][1] > limit_s:
+                    one.transport.abort()
+        return await super().on_tick(counter)
+
+
+class _Connection(H11Protocol):
+    """uvicorn's connection, which reads little at once and is closed where there are too many."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # what uvicorn says about a client's mistakes would reach stderr unformatted
+        self.logger = logging.Logger("edgespec.connections", logging.CRITICAL + 1)
+        if hasattr(transport, "max_size"):  # asyncio's own transports read 256 KiB
+            transport.max_size = READ_BYTES
+        if self.limit_concurrency and len(self.connections) >= self.limit_concurrency:
+            self.connections.discard(self)
+            transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, unless an answer has begun already."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()

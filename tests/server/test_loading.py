@@ -31,15 +31,6 @@ def test_a_model_that_loads_says_when_to_come_again(address, path):
     assert error["message"].startswith("the model is loading: reading <weights>, 43%: try again in")
 
 
-def test_a_browser_gets_a_page_that_waits(address):
-    answer = httpx.get(address, headers={"Accept": "text/html,*/*;q=0.8"})
-    assert answer.status_code == 503
-    assert answer.headers["content-type"].startswith("text/html")
-    assert 'http-equiv="refresh"' in answer.text
-    assert 'value="0.43"' in answer.text
-    assert "<p>reading &lt;weights&gt;</p>" in answer.text
-
-
 def test_a_client_that_sends_much_is_told_so(address):
     answer = httpx.post(f"{address}/v1/completions", content=bytes(20 << 20))
     assert answer.status_code == 503

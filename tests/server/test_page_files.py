@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from edgespec.server.page import page
+from edgespec.server.application import page
 
 STATIC = files("edgespec.server").joinpath("static")
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from edgespec.server.connections import ClientLimits
+from edgespec.server.lifetime import ClientLimits
 from server_running import pair, serving
 
 TEXT = "/v1/completions"
