@@ -98,8 +98,6 @@ class ModelInfo:
     """Consecutive tokens that a pass of a head for blocks guesses; 0 for other models."""
     is_chained: bool = False
     """True if its guesses after a node also depend on the node's token."""
-    latency_s: float = 0.0
-    """Network latency of a pass, independent of its rows."""
 
     takes_prefix: bool = False
     """True for a draft that can take its target's keys and values over: `take_prefix`."""

@@ -50,7 +50,6 @@ class VirtualTarget(FakeModel):
             size_bytes=1 << 30,
             used_share=clock.machine.used_share,
             n_threads=2,
-            latency_s=clock.machine.latency_s,
         )
 
     def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:

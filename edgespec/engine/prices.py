@@ -71,8 +71,6 @@ class Prices:
     """Share of a mixture's experts that one row uses; 1 for a dense model."""
     draft_share: float = 0.0
     """Size of the draft relative to the target: the prior of a step's time relative to a pass."""
-    latency_s: float = 0.0
-    """Network latency in a pass of the target, which a draft step does not have."""
 
     read_s: float = 0.0
     """Seconds of reading the streamed segments, once per pass."""
@@ -123,9 +121,8 @@ class Prices:
     @property
     def is_sure(self) -> bool:
         """True if the time of a pass over one row is reliable: after three passes, or at once if
-        reading or the network takes longer than computing."""
-        one_s = float(self.compute_s(1))
-        return self.n_passes >= 3 or self.read_s > one_s or 2 * self.latency_s > one_s > 0
+        reading takes longer than computing."""
+        return self.n_passes >= 3 or self.read_s > float(self.compute_s(1))
 
     def pass_s(self, n_rows: Any) -> Any:
         """Seconds of passes over one or several numbers of rows."""
@@ -178,8 +175,7 @@ class Prices:
         """Seconds of a draft step."""
         if self.mean_step_s:
             return self.slowness * self.mean_step_s
-        one_s = float(self.compute_s(1))
-        return self.draft_share * max(0.1 * one_s, one_s - self.latency_s)
+        return self.draft_share * float(self.compute_s(1))
 
     @property
     def rest_s(self) -> float:
@@ -222,8 +218,7 @@ class Prices:
         In a context of another length than before, rows take longer in proportion to it.
         """
         passes = max(1, report.passes)
-        waited_s = min(0.9 * report.wall_s, report.passes * self.latency_s)
-        self.prompt_token_s = (report.wall_s - waited_s) / max(1, report.n_tokens)
+        self.prompt_token_s = report.wall_s / max(1, report.n_tokens)
         rows, is_known = round(report.n_tokens / passes), self.is_known and not self.is_recalled
         if n_context is not None:
             self.n_context = n_context - report.n_tokens / 2

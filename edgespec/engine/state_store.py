@@ -71,7 +71,7 @@ class KeptLedger(Ledger):
         times_passes = info.tree_capable and not self._paging.segments and settings.step_aside
         rule = STOP_RULES.get(settings.fallback)
         super().__init__(
-            Prices(info.used_share, draft_share, info.latency_s),
+            Prices(info.used_share, draft_share),
             stop_rule=None if rule is None else rule(),
             may_step_aside=settings.step_aside,
             may_overlap=not settings.no_overlap,

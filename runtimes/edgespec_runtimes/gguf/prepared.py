@@ -156,7 +156,6 @@ class PreparedGguf(MeasuredGguf):
                     max_nodes=shape.n_outputs,
                     max_branches=shape.n_branches,
                     n_threads=shape.n_threads,
-                    latency_s=self.offloading.latency_s,
                 )
                 origin = self._state_origin(shape)
                 return self._new_model(Opening(self, model, shape, info, vocabulary, origin, paged))

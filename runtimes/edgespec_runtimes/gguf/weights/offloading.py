@@ -47,8 +47,6 @@ class Offloading:
     """False for a GPU that shares the process's memory."""
     loading_bytes: int = 0
     """Most bytes of these weights in the process's memory while loading."""
-    latency_s: float = 0.0
-    """Network latency of a pass over the servers, which compute one after the other."""
 
     @property
     def has_head(self) -> bool:
@@ -148,7 +146,6 @@ def to_servers(
         ),
         nbytes=sum(tensor.nbytes for tensor in offloaded),
         notes=tuple(notes),
-        latency_s=sum(server.round_trip_s for server, _, _ in held),
         has_cache=first == 0,
         # llama.cpp copies a tensor into a message
         loading_bytes=2 * max(tensor.nbytes for tensor in offloaded),
