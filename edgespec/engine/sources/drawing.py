@@ -88,10 +88,9 @@ class DrawingSource(ModelSource):
         nodes: Sequence[int],
         logits: Iterable[np.ndarray],
         text: Text,
-        root_ahead: int = 0,
     ) -> None:
         rows = [*logits]
-        super()._take(pool, nodes, rows, text, root_ahead)
+        super()._take(pool, nodes, rows, text)
         for node, row in zip(nodes, rows, strict=True):
             key = int(pool.key[node])
             if self._params.temperature > 0 and self.said(text)[key] is not None:

@@ -20,8 +20,6 @@ from edgespec.ports import LanguageModel, PassPart
 if TYPE_CHECKING:
     from edgespec.engine.text import Text
 
-SINK_TOKENS = 4
-"""Number of first tokens that are always kept."""
 MIN_ROOM = 128
 """Free cells below which the window moves, as guesses need some."""
 MIN_WINDOW = 16
@@ -36,7 +34,7 @@ class DraftText:
     """The part of one slot's text that the draft holds."""
 
     n_left_out: int = 0
-    """Number of tokens between the first ones and the latest ones."""
+    """Number of tokens before those that it holds."""
     late: Sequence[int] = ()
     """Committed tokens that the step at the root reads."""
     damage: str | None = None
@@ -48,8 +46,7 @@ class ModelSource(Source):
 
     `n_vocab` and `eog_tokens` are the target's: only its tokens are guessed, and none after an end
     of text. Texts of up to `max_tokens` may exceed the draft's context: when it is full, the model
-    reads its latest half again after the first tokens, which costs one more token to read per token
-    of text.
+    reads its latest half again, which costs one more token to read per token of text.
     """
 
     name, is_free, temperature = "draft", False, 0.6
@@ -68,7 +65,7 @@ class ModelSource(Source):
         n_ctx = model.info.n_ctx
         self.moves = MIN_WINDOW <= n_ctx < max_tokens
         """True if texts may become longer than the model's context."""
-        self._n_latest = n_ctx // 2 - SINK_TOKENS
+        self._n_latest = n_ctx // 2
         self._n_candidates = n_candidates
         ids = model.token_ids
         self._rated = None if ids is None else ids[: np.searchsorted(ids, n_vocab)]
@@ -92,9 +89,8 @@ class ModelSource(Source):
 
     def n_leading(self, slot: int) -> int:
         """Length of the text's prefix that the model holds without a gap."""
-        if slot >= self.n_slots:
-            return 0
-        return SINK_TOKENS if self._readings[slot].n_left_out else self.n_held(slot)
+        is_whole = slot < self.n_slots and not self._readings[slot].n_left_out
+        return self.n_held(slot) if is_whole else 0
 
     def room(self, slot: int) -> int:
         """Number of free cells in the model's context."""
@@ -148,16 +144,12 @@ class ModelSource(Source):
             return []
         asked: list[int] = []
         for part, logits in zip(parts, self.model.evaluate(parts), strict=True):
-            text, late = texts[part.slot], self._readings[part.slot].late
-            if part.pool is pool:
-                self._take(pool, part.nodes, logits, text)
-                asked += part.nodes
-                continue
-            self._readings[part.slot].late = ()
-            root = part.nodes[-1:]
-            self._take(part.pool, root, logits[-1:], text, root_ahead=-len(late))
-            self.model.commit(part.pool, part.nodes[:-1], root, part.slot)
-            asked.append(pool.root[part.slot])
+            its_nodes = part.nodes if part.pool is pool else [pool.root[part.slot]]
+            self._take(pool, its_nodes, logits[-len(its_nodes) :], texts[part.slot])
+            if part.pool is not pool:
+                self.model.commit(part.pool, part.nodes[:-1], part.nodes[-1:], part.slot)
+                self._readings[part.slot].late = ()
+            asked += its_nodes
         return asked
 
     def follow(self, pool: Pool, text: Text, path: Sequence[int], root: int) -> None:
@@ -202,11 +194,10 @@ class ModelSource(Source):
             else:
                 self.model.evaluate([PassPart(slot, reads=unread)])
             return
-        self._truncate(slot, min(SINK_TOKENS, self.n_leading(slot)))
+        self._truncate(slot, 0)
         begin = len(committed) - self._n_latest
-        tokens = [*committed[self.n_held(slot) : SINK_TOKENS], *committed[begin:]]
-        self.model.evaluate([PassPart(slot, reads=tokens)])
-        reading.n_left_out = begin - SINK_TOKENS
+        self.model.evaluate([PassPart(slot, reads=committed[begin:])])
+        reading.n_left_out = begin
 
     def rest(self, text: Text) -> None:
         if self.said(text):
@@ -229,16 +220,14 @@ class ModelSource(Source):
     def _truncate(self, slot: int, n_tokens: int) -> None:
         """Drop guesses and all but the first `n_tokens` of the text from the model.
 
-        If less than half of a moved window would remain, keep only the first tokens, so that the
-        window is read again.
+        If less than half of a moved window would remain, nothing does, and it is read again.
         """
         reading = self._readings[slot]
         n_held = n_tokens - reading.n_left_out
-        if reading.n_left_out and n_held < SINK_TOKENS + self._n_latest // 2:
-            n_held = min(n_tokens, SINK_TOKENS)
-            reading.n_left_out = 0
+        if reading.n_left_out and n_held < self._n_latest // 2:
+            n_held = 0
         self.model.truncate(min(n_held, self.n_held(slot)), slot)
-        if self.n_held(slot) < SINK_TOKENS:
+        if not self.n_held(slot):
             reading.n_left_out = 0
 
     def _take(
@@ -247,18 +236,11 @@ class ModelSource(Source):
         nodes: Sequence[int],
         logits: Iterable[np.ndarray],
         text: Text,
-        root_ahead: int = 0,
     ) -> None:
-        """Keep the guesses after `nodes`, by the model's logits there.
-
-        `root_ahead` is the number of draws until the one after the root; below 0, that draw and
-        some below it are made already.
-        """
+        """Keep the guesses after `nodes`, by the model's logits there."""
         said, sampler = self.said(text), text.sampler
         for node, row in zip(nodes, logits, strict=True):
-            n_ahead = root_ahead + int(pool.depth[node])
-            needs_branch = root_ahead == 0 and sampler.needs_branches
-            branch = pool.branch_tokens(node) if needs_branch else ()
+            n_ahead, branch = int(pool.depth[node]), self.branch(pool, node, text)
             tokens, shares = list[int](), list[float]()
             try:
                 tokens, shares = sampler.foresee(
