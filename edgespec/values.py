@@ -428,8 +428,6 @@ class GenerationResult:
     """Sentences for the user, for example why a draft could not be used."""
     reused_tokens: int = 0
     """Prompt tokens that were already in the KV cache."""
-    saved_passes: int = 0
-    """Passes of the target saved by these tokens."""
     stopped_by: str | None = None
     """The stop string that ended the text."""
 

@@ -220,7 +220,7 @@ MOST_LINES = {
     "completions": 3697,
     "concurrency": 480,
     "diagnosis": 480,
-    "engine": 4088,
+    "engine": 4000,
     "enlarge": 953,
     "gguf": 11767,
     "grammar": 844,

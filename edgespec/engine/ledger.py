@@ -140,8 +140,6 @@ class Ledger:
         read before.
         """
         known = self.prices
-        if n_texts > self.n_texts:  # rounds of fewer texts were shorter
-            self._fade(0.0)
         self.n_texts, self.n_unread = n_texts, n_unread
         self.max_nodes, self.n_prompt_rows = max_nodes, n_prompt_rows
         if not self.may_step_aside:
@@ -254,7 +252,8 @@ class Ledger:
         self.prices.see_round(outcome)
         if self.drafts:
             self.see_reading(self.n_unread, outcome.reading_s)
-        self._fade()
+        self.tokens *= FADE
+        self.plain_tokens *= FADE
         cost = self._cost(outcome) if outcome.guessed else float(outcome.n_texts)
         self.n_plain += cost
         if outcome.guessed:
@@ -290,11 +289,6 @@ class Ledger:
     def _grant(self, n_tokens: float, beside: bool) -> None:
         """Give credit for tokens; less if guesses cost the texts that they join."""
         self.granted += START_SHARE * n_tokens * (1.0 - self.spent_now if beside else 1.0)
-
-    def _fade(self, share: float = FADE) -> None:
-        """Give earlier rounds with guesses less weight."""
-        self.tokens *= share
-        self.plain_tokens *= share
 
     # What is remembered
 

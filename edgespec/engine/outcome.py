@@ -57,7 +57,6 @@ class Tally:
 
     prompt_s: float = 0.0
     reused_tokens: int = 0
-    saved_passes: int = 0
     again_s: float = 0.0
     """Seconds of computing again what was set back."""
     rounds: list[RoundStats] = field(default_factory=list)

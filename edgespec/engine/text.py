@@ -184,8 +184,6 @@ class Text:
             self.tally.note(trouble)
         if self.held is None:
             self.tally.reused_tokens = len(slot.committed)
-            n_passes = [self._n_passes(n_tokens) for n_tokens in (len(prompt), self.n_left)]
-            self.tally.saved_passes = n_passes[0] - n_passes[1]
         self.tell(len(slot.committed))
 
     def set_back(self) -> None:
@@ -197,12 +195,6 @@ class Text:
             self.n_rows = len(self.held) - n_as_prompt
         slot.forget()
         self.has_begun = False
-
-    def _n_passes(self, n_tokens: int) -> int:
-        """Number of passes over the last `n_tokens` of a prompt, until the first token."""
-        info = self.slot.target.info
-        n_alone = n_tokens - (not info.prompts_give_logits)
-        return -(-n_alone // info.prompt_batch) + (not info.prompts_give_logits)
 
     def tell(self, n_read: float) -> None:
         """Deliver that `n_read` tokens of the prompt are read or were in the cache, if that is
@@ -322,7 +314,6 @@ class Text:
             paging=self.paging or PagingStats(),
             notes=tuple(self.tally.notes.values()),
             reused_tokens=self.tally.reused_tokens,
-            saved_passes=self.tally.saved_passes,
         )
 
 

@@ -147,7 +147,6 @@ class Queue:
 _TOTALS: dict[str, Callable[[GenerationResult], float]] = {
     "prompt_tokens_total": lambda result: len(result.prompt_tokens),
     "reused_tokens_total": lambda result: result.reused_tokens,
-    "saved_passes_total": lambda result: result.saved_passes,
     "generated_tokens_total": lambda result: len(result.tokens),
     "accepted_tokens_total": lambda result: result.speculation.accepted,
     "prompt_seconds_total": lambda result: result.timings.prompt_s,

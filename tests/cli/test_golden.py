@@ -93,9 +93,7 @@ class PagedSession(FakeSession):
         guesses = replace(result.speculation, accepted=49, verified=120, sources=DRAFTED)
         experts = ExpertStats(hits=900, misses=100, bytes_read=50 * MIB, stall_s=1.5)
         paging = PagingStats(bytes_read=300 * MIB, passes=2, experts=experts)
-        return replace(
-            result, speculation=guesses, paging=paging, reused_tokens=440, saved_passes=1
-        )
+        return replace(result, speculation=guesses, paging=paging, reused_tokens=440)
 
 
 @pytest.mark.parametrize("json_flag", [(), ("--json",)], ids=["text", "json"])

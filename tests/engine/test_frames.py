@@ -23,7 +23,7 @@ from edgespec.settings.config import LoadSettings
 
 MAX_FRAMES = 7
 """Most frames from the loop to llama.cpp's pass."""
-MAX_CLASSES, MAX_FILES = 24, 27
+MAX_CLASSES, MAX_FILES = 23, 26
 """Most classes and files of the product in the median round with one text and a draft."""
 OURS = (edgespec.__path__[0], edgespec_runtimes.__path__[0])
 

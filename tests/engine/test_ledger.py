@@ -258,12 +258,6 @@ def test_a_text_that_joins_others_has_less_credit_where_guesses_cost_them() -> N
     assert ledger.granted == pytest.approx(1.5 * START_SHARE * 64)
 
 
-def test_rounds_of_few_texts_say_nothing_about_rounds_of_many() -> None:
-    ledger = replace(begun(), tokens=20.0, plain_tokens=9.0)
-    assert deal(ledger).tokens
-    assert not deal(ledger, n_texts=2).tokens
-
-
 def test_more_texts_than_rows_are_not_drafted_for() -> None:
     ledger = begun(resident(read_s=0.5))
     ledger.begin_pass(4, 0, max_nodes=3)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from edgespec.engine.outcome import Tally
@@ -58,12 +56,3 @@ def test_a_round_tells_what_its_pass_read_and_waited_for(drafts: bool) -> None:
         result = finish(engine.generate(PROMPT, GREEDY, 6))
     costs = result.speculation.round_costs
     assert {(each.stall_s, each.bytes_read) for each in costs} == {(0.5, 7)}
-
-
-def test_passes_that_a_kept_prefix_saves_are_those_of_the_prompt_without_its_last_token() -> None:
-    target = counting()
-    target.info = replace(target.info, prompt_batch=2)
-    with Engine(target) as engine:
-        first = finish(engine.generate(PROMPT, GREEDY, 4))
-        again = finish(engine.generate([*PROMPT, *first.tokens], GREEDY, 2))
-    assert (first.saved_passes, again.saved_passes) == (0, 4), "7 tokens, 2 at a time"

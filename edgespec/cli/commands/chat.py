@@ -219,10 +219,7 @@ class Chat:
         report = generation_report(
             result, session.plan, session.load_report, process.peak_rss_bytes()
         )
-        self._console.note(
-            f"reused: {result.reused_tokens} tokens that were read before, "
-            f"{result.saved_passes} passes saved"
-        )
+        self._console.note(f"reused: {result.reused_tokens} tokens that were read before")
         if self._sampling is not None:
             self._console.note(f"sampling: {sampling_line(self._sampling)}")
         self._console.note("\n".join(report.lines()))

@@ -49,7 +49,6 @@ def generation_report(
         ),
         Row("paging", result.paging, _paging_lines(result.paging, plan.paged)),
         Row("reused_tokens", result.reused_tokens),
-        Row("saved_passes", result.saved_passes),
         Row("memory", memory_report(plan, peak_bytes)),
         Row("notes", [*plan.notes, *result.notes], told),
         Row("load", load_report),
@@ -99,12 +98,8 @@ def memory_report(plan: MemoryPlan, peak_bytes: int) -> Report:
 
 
 def _kept(result: GenerationResult) -> str:
-    """Phrase about reused prompt tokens: `, 440 of them kept from before (1 pass saved)`."""
-    if not result.reused_tokens:
-        return ""
-    n_passes = result.saved_passes
-    saved = f" ({n_passes} pass{'es' * (n_passes != 1)} saved)" if n_passes else ""
-    return f", {result.reused_tokens} of them kept from before{saved}"
+    """Phrase about reused prompt tokens: `, 440 of them kept from before`."""
+    return f", {result.reused_tokens} of them kept from before" if result.reused_tokens else ""
 
 
 def _guess_lines(guesses: SpeculationStats, has_draft: bool) -> list[str]:

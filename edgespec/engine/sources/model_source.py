@@ -144,7 +144,7 @@ class ModelSource(Source):
             return []
         asked: list[int] = []
         for part, logits in zip(parts, self.model.evaluate(parts), strict=True):
-            its_nodes = part.nodes if part.pool is pool else [pool.root[part.slot]]
+            its_nodes = [*part.nodes] if part.pool is pool else [pool.root[part.slot]]
             self._take(pool, its_nodes, logits[-len(its_nodes) :], texts[part.slot])
             if part.pool is not pool:
                 self.model.commit(part.pool, part.nodes[:-1], part.nodes[-1:], part.slot)
