@@ -5,9 +5,9 @@ Pure arithmetic on sizes. It knows no model library and measures nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any
 
 from edgespec.errors import BudgetError, Sentence, setting
@@ -40,8 +40,6 @@ SHOWN = (
     *("n_parallel", "text_bytes", "gpu_budget_bytes", "gpu_planned_bytes"),
 )
 """Numbers of a plan in reports."""
-GROWTH_SHARE = 0.125
-"""Share of the weights that is pinned between two passes, until nothing is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,17 +275,14 @@ def cut_for(
     return choose_cut(segmentations, room)
 
 
-def divided(plan: MemoryPlan, budget_bytes: int, n_most: int | None = None) -> MemoryPlan:
-    """The plan with its weights divided anew for another budget, the other rows as they are.
-
-    At most `n_most` entries of its order are pinned.
-    """
+def divided(plan: MemoryPlan, budget_bytes: int) -> MemoryPlan:
+    """The plan with its weights divided anew for another budget, the other rows as they are."""
     segments, experts, fixed = plan.segments, plan.experts, fixed_rows(plan)
     room, expert_bytes = budget_bytes - _total(fixed), 0
     if experts is not None:
         dense_bytes = _slot_bytes(segments)
         expert_bytes = room_for_experts(experts, dense_bytes, least_ring([segments]), room)
-    n_pinned, ring_bytes = divide(segments, plan.order, room - expert_bytes, plan.n_kept, n_most)
+    n_pinned, ring_bytes = divide(segments, plan.order, room - expert_bytes, plan.n_kept)
     pinned = frozenset(chain.from_iterable(plan.order[:n_pinned]))
     if experts is not None:
         room -= sum(segments[i].pinning_bytes for i in pinned) + ring_bytes
@@ -307,19 +302,6 @@ def divided(plan: MemoryPlan, budget_bytes: int, n_most: int | None = None) -> M
         ring_bytes=ring_bytes,
         expert_bytes=expert_bytes,
     )
-
-
-def next_step(plan: MemoryPlan, held: Collection[int]) -> MemoryPlan:
-    """The next step towards `plan` where the segments `held` are pinned: those that it does not pin
-    are let go at once, GROWTH_SHARE of all is added. It never takes more memory than `plan`."""
-    missing = [
-        sum(plan.segments[i].slot_bytes for i in unit if i not in held) for unit in plan.order
-    ]
-    portion = GROWTH_SHARE * _slot_bytes(plan.segments)
-    added = enumerate(zip(missing, accumulate(missing), strict=True), 1)
-    n_most = next((n for n, (nbytes, total) in added if nbytes and total >= portion), len(missing))
-    step = divided(plan, plan.budget_bytes, n_most)
-    return plan if step.pinned == plan.pinned else step
 
 
 def fixed_rows(plan: MemoryPlan) -> list[MemoryRow]:

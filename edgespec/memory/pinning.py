@@ -99,16 +99,12 @@ def pinning_order(segments: Sequence[SegmentSize]) -> Order:
 
 
 def divide(
-    segments: Sequence[SegmentSize],
-    order: Order,
-    room: int,
-    n_least: int = 0,
-    n_most: int | None = None,
+    segments: Sequence[SegmentSize], order: Order, room: int, n_least: int = 0
 ) -> tuple[int, int]:
     """Number of entries of `order` pinned in `room` bytes, and bytes of the ring for the others.
 
-    As many as fit beside a ring of RING_SLOTS, between `n_least` and `n_most`; more room never
-    unpins one. With room for a smaller ring only, that is what there is.
+    As many as fit beside a ring of RING_SLOTS, at least `n_least`; more room never unpins one. With
+    room for a smaller ring only, that is what there is.
     """
     largest: list[list[int]] = [[]]
     """The slots that a ring must hold at once beside a number of pinned entries, all first."""
@@ -119,7 +115,7 @@ def divide(
     pinning = (sum(segments[i].pinning_bytes for i in unit) for unit in order)
     taken = list(accumulate(pinning, initial=0))
     fitting = [n for n, nbytes in enumerate(taken) if nbytes + rings[n] <= room]
-    n_pinned = max(n_least, min(max(fitting, default=0), len(order) if n_most is None else n_most))
+    n_pinned = max([n_least, *fitting])
     return n_pinned, min(rings[n_pinned], room - taken[n_pinned])
 
 

@@ -223,7 +223,7 @@ class LanguageModel(ModelPort):
         """Divide the memory of weights by another `MemoryPlan`, if `info.adjusts`; from any thread.
 
         It holds from the next pass or `settle` on; the event tells that the memory is at most that
-        of the plan. What is missing is pinned in portions, before the passes that follow.
+        of the plan. What is missing is pinned before the pass that follows.
         """
         raise NotImplementedError
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import BudgetError
-from edgespec.memory.budget import MemoryPlan, MemoryRow, divided, next_step, plan_memory
+from edgespec.memory.budget import MemoryPlan, MemoryRow, plan_memory
 from edgespec.memory.division import adjusted, smallest_budget
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import MIN_RING_SLOTS, SegmentSize, divide, pinning_order, spread
@@ -97,29 +97,3 @@ def test_every_beginning_of_the_order_is_spread(n: int) -> None:
     for k in range(1, n):
         ends = [-1, *sorted(order[:k]), n]
         assert max(b - a for a, b in pairwise(ends)) <= 2 * n / k + 1
-
-
-@settings(max_examples=50)
-@given(sizes=SIZES, data=st.data())
-def test_every_step_fits_and_the_last_one_arrives(sizes: list[int], data: st.DataObject) -> None:
-    segments = [SegmentSize(str(i), n, n) for i, n in enumerate(sizes)]
-    held = data.draw(st.sets(st.integers(0, len(sizes) - 1)).map(frozenset))
-    least = sum(sorted(sizes)[-MIN_RING_SLOTS:])
-    wanted = plan_memory(data.draw(st.integers(least, sum(sizes) + least)), [], [segments])
-    for _ in range(len(sizes) + 1):
-        step = next_step(wanted, held)
-        assert step.pinned <= wanted.pinned
-        assert step.planned_bytes <= wanted.planned_bytes
-        if step is wanted:
-            return
-        assert step.pinned - held
-        held = step.pinned
-    raise AssertionError("it never arrived")
-
-
-def test_what_is_missing_comes_in_portions() -> None:
-    whole = plan_memory(80 * MIB + 200 * MIB, FIXED, CUTS[1:])
-    step = next_step(whole, frozenset())
-    assert len(step.pinned) == 5
-    assert step.ring_bytes == 15 * MIB
-    assert divided(step, whole.budget_bytes) == whole

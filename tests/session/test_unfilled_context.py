@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import edgespec
-from edgespec.memory import budget as memory_budget
 from edgespec.models.embedded import embedded_pair
 from edgespec.paging import pager
 from edgespec_runtimes.gguf.context import cell_order
@@ -195,7 +194,6 @@ def test_nothing_is_read_before_the_pass_that_fills_a_context(
     stopped."""
     monkeypatch.setattr(segmented, "LEAST_STEP_CELLS", 4)
     monkeypatch.setattr(segmented, "N_STEPS", 64)
-    monkeypatch.setattr(memory_budget, "GROWTH_SHARE", 0)  # a segment before each pass
     monkeypatch.setattr(cell_order, "SLACK_CELLS", 0)
     files = embedded_pair()
     load = edgespec.LoadSettings(model=files.target, memory_budget="2GiB", ctx_size=256, threads=1)

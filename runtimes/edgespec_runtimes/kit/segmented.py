@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.errors import Cancelled
-from edgespec.memory.budget import MemoryPlan, divided, next_step
+from edgespec.memory.budget import MemoryPlan, divided
 from edgespec.paging.pager import PinnedSegments, WeightPager
 from edgespec.paging.reader import Reader, Segment
 from edgespec.paging.store import Store, reads_of
@@ -86,7 +86,7 @@ class SegmentedWeights(Closeable, Generic[G]):
         self._plan = self._wanted = plan
         """The plan, and its division that holds while the context is not full."""
         self._present: MemoryPlan | None = plan
-        """None after a step that failed."""
+        """None after a change that failed."""
         self._applied = threading.Event()
         self._changing = threading.Lock()
         self.pager: WeightPager | None = None
@@ -155,7 +155,7 @@ class SegmentedWeights(Closeable, Generic[G]):
             self._make_room(wanted)
 
     def settle(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
-        """Take a step towards the division that was asked for.
+        """Arrive at the division that was asked for.
 
         Raises WeightReadError, and Cancelled once `is_stopped`; the next call goes on.
         """
@@ -163,7 +163,8 @@ class SegmentedWeights(Closeable, Generic[G]):
             wanted, applied = self._wanted, self._applied
         if wanted is not self._present:
             self._present = None
-            self._present = self._approach(wanted, is_stopped)
+            self._approach(wanted, is_stopped)
+            self._present = wanted
         applied.set()
 
     def _divide(self) -> None:
@@ -179,32 +180,27 @@ class SegmentedWeights(Closeable, Generic[G]):
             self._pin(group, self._is_stopped)
         self._stream(self._wanted.ring_bytes)
 
-    def _approach(self, wanted: MemoryPlan, is_stopped: Callable[[], bool]) -> MemoryPlan:
-        """Let go what is pinned and not wanted, and pin some of what is missing; returns the
-        division from now on. May be called again after it raised."""
-        step = self._make_room(wanted)
+    def _approach(self, wanted: MemoryPlan, is_stopped: Callable[[], bool]) -> None:
+        """Let go what is pinned and not wanted, and pin what is missing. May be called again after
+        it raised."""
+        self._make_room(wanted)
         for group in self._arranged.pinned_groups:
             if not self._is_pinned(group):
                 self._pin(group, is_stopped)
                 if is_stopped():  # it was perhaps read in part
                     self._let_go(group)
                     raise Cancelled("the model was asked to stop")
-        self._stream(step.ring_bytes)
-        return step
+        self._stream(wanted.ring_bytes)
 
-    def _make_room(self, wanted: MemoryPlan) -> MemoryPlan:
-        """Let go what is pinned and not wanted, and the ring; returns the next division, of which
-        some is not pinned yet."""
-        groups = self._groups_of(wanted)
-        step = next_step(wanted, self._held_of(groups))
-        arranged = self._arrange(groups, step.pinned)
+    def _make_room(self, wanted: MemoryPlan) -> None:
+        """Let go what is pinned and not wanted, and the ring."""
+        arranged = self._arrange(self._groups_of(wanted), wanted.pinned)
         self._free_stores(wanted)
         kept = {group.segment.extents for group in arranged.pinned_groups}
         for group in self._arranged.pinned_groups:
             if self._is_pinned(group) and group.segment.extents not in kept:
                 self._let_go(group)
         self._use(arranged)
-        return step
 
     def _free_stores(self, wanted: MemoryPlan) -> None:
         """Free the ring, so that other memory can be taken."""
@@ -238,10 +234,6 @@ class SegmentedWeights(Closeable, Generic[G]):
     @abstractmethod
     def _find_places(self) -> None:
         """Note where weights are used in the present division."""
-
-    def _held_of(self, groups: Sequence[G]) -> frozenset[int]:
-        """Indices of the segments that are in memory to stay."""
-        return frozenset(i for i, group in enumerate(groups) if self._is_pinned(group))
 
     def _is_pinned(self, group: G) -> bool:
         return group.segment in self._pinned

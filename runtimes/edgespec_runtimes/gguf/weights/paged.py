@@ -195,12 +195,6 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
     ) -> Division[WeightGroup]:
         return Division(*join_pinned(groups, pinned))
 
-    def _held_of(self, groups: Sequence[WeightGroup]) -> frozenset[int]:
-        """Indices of the segments that are pinned, as they are or as part of a whole matrix."""
-        whole = self._pinned_whole
-        parts = {i for i, g in enumerate(groups) if g.rows and g.weights[0].address in whole}
-        return super()._held_of(groups) | parts
-
     def _let_go(self, group: WeightGroup) -> None:
         for weight, _ in group.offsets:
             self._point_to_mapping(weight)

@@ -90,9 +90,9 @@ class PackedWeights(OnnxWeights):
         sessions = (session.close for session in self._pinned_sessions.values())
         close_all(*sessions, self._files.close, super().close)
 
-    def _approach(self, wanted: MemoryPlan, is_stopped: Callable[[], bool]) -> MemoryPlan:
+    def _approach(self, wanted: MemoryPlan, is_stopped: Callable[[], bool]) -> None:
         try:
-            return super()._approach(wanted, is_stopped)
+            super()._approach(wanted, is_stopped)
         finally:
             trim_heap()
 
