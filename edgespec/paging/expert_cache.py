@@ -13,18 +13,18 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from edgespec.concurrency.owning import Closeable
 from edgespec.errors import EdgespecError
 from edgespec.paging.eviction import LeastLikely
 from edgespec.paging.expert_layers import ExpertLayer, chosen_experts
 from edgespec.paging.expert_memory import ExpertMemory, Slice
 from edgespec.paging.reader import Reader
 from edgespec.paging.slice_reads import Entry, SliceRead, SliceReads
+from edgespec.paging.store import Store
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import ExpertStats
 
 
-class ExpertCache(Closeable):
+class ExpertCache(Store):
     """A cache of experts of all layers, of `capacity_bytes`.
 
     `acquire` and `release` belong to one consumer thread. An acquired expert stays in memory until
@@ -47,7 +47,6 @@ class ExpertCache(Closeable):
                 f"chooses in one layer: {least:,} bytes"
             )
         self.layers = tuple(layers)
-        self.stall_s = self.first_row_stall_s = 0.0
         self._hits = self._misses = 0
         self._capacity = capacity_bytes
         self._eviction = eviction or LeastLikely([layer.n_experts for layer in layers])
@@ -66,17 +65,13 @@ class ExpertCache(Closeable):
         self._first_row_share = 1.0
         """Share of the experts read for the last choice that its first token chose."""
         self._memory = ExpertMemory(layers, capacity_bytes)
-        self._reads = SliceReads(layers, self._memory, reader, trace)
+        self._reads = SliceReads(layers, self._memory, reader, self._count_read, trace)
         self._lock = self._reads.lock
 
     def address(self, layer: int, matrix: int) -> int:
         """Address of the stacked matrix, whose experts are `stride_bytes` apart; readable until
         `close`, whatever it holds."""
         return self._memory.address(layer, matrix)
-
-    @property
-    def bytes_read(self) -> int:
-        return self._reads.bytes_read
 
     @property
     def stats(self) -> ExpertStats:
@@ -91,15 +86,6 @@ class ExpertCache(Closeable):
             bytes_read=self.bytes_read,
             stall_s=self.stall_s,
         )
-
-    @property
-    def read_s(self) -> float:
-        """Zero: every read is of chosen experts, none is needed by all passes."""
-        return 0.0
-
-    @property
-    def choice_stall_s(self) -> float:
-        return self.stall_s
 
     def holds(self, layer: int, n_experts: int) -> bool:
         """True if so many experts of a layer fit at once."""
@@ -121,13 +107,13 @@ class ExpertCache(Closeable):
             self._count(layer, chosen, choices)
             self._acquired.update((layer, expert) for expert in chosen)
             last = len(self.layers[layer].matrices) - 1
-            return self._wait(layer, chosen, {last} if last else set())
+            return self._bring(layer, chosen, {last} if last else set())
 
     def complete(self, layer: int) -> bool:
         """Wait for all slices of the acquired experts; False once cancelled."""
         with self._lock:
             chosen = [expert for of_layer, expert in self._acquired if of_layer == layer]
-            return self._wait(layer, chosen, set())
+            return self._bring(layer, chosen, set())
 
     def choose(self, layer: int, choices: np.ndarray) -> None:
         """Count the choice of more experts than fit at once; `groups` reads them."""
@@ -182,6 +168,9 @@ class ExpertCache(Closeable):
     def close(self) -> None:
         self._reads.close()
 
+    def _count_read(self, nbytes: int) -> None:
+        self.bytes_read += nbytes
+
     def _count(self, layer: int, chosen: Sequence[int], choices: np.ndarray) -> None:
         present = self._entries[layer]
         self._failure(layer, chosen)  # a failure of an earlier pass is forgotten and tried again
@@ -196,20 +185,21 @@ class ExpertCache(Closeable):
         """A group of as many experts as there is room for, when their slices are read; empty once
         cancelled."""
         group: list[int] = []
-        while not self._cancelled and not self._reads.is_closing:
-            group = group or self._request_group(layer, matrix, remaining)
+
+        def arrived() -> bool:
+            group.extend(() if group else self._request_group(layer, matrix, remaining))
             entries = [self._entry(layer, matrix, expert) for expert in group]
-            if group and not any(matrix in entry.unread for entry in entries):
-                failure = next((entry.failure for entry in entries if entry.failure), None)
-                if failure is None:
-                    return group
-                self._end_group(layer)
-                self._failure(layer, group)
-                raise failure
-            with self._stalled(layer):
-                self._reads.arrival.wait()
-        self._end_group(layer)
-        return []
+            return bool(group) and not any(matrix in entry.unread for entry in entries)
+
+        if self._cancelled or not self._wait(layer, arrived):
+            self._end_group(layer)
+            return []
+        entries = [self._entry(layer, matrix, expert) for expert in group]
+        if failure := next((entry.failure for entry in entries if entry.failure), None):
+            self._end_group(layer)
+            self._failure(layer, group)
+            raise failure
+        return group
 
     def _request_group(self, layer: int, matrix: int, remaining: Sequence[int]) -> list[int]:
         """The cached experts, and transient slices of others as far as there is room."""
@@ -260,23 +250,31 @@ class ExpertCache(Closeable):
     def _release(self, layer: int) -> None:
         self._acquired = {key for key in self._acquired if key[0] != layer}
 
-    def _wait(self, layer: int, chosen: Sequence[int], excluded: set[int]) -> bool:
-        """Wait for the slices of the chosen experts, except those of the matrices in
-        `excluded`."""
-        self._request(layer, chosen)
-        if self._all_arrived(layer, chosen, excluded):
+    def _bring(self, layer: int, chosen: Sequence[int], excluded: set[int]) -> bool:
+        """Wait for the slices of the chosen experts, except those of the matrices in `excluded`;
+        False once cancelled."""
+
+        def arrived() -> bool:
+            if failure := self._failure(layer, chosen):
+                self._release(layer)
+                raise failure
+            self._request(layer, chosen)
+            return self._all_arrived(layer, chosen, excluded)
+
+        if self._wait(layer, arrived):
+            return True
+        self._release(layer)
+        return False
+
+    def _wait(self, layer: int, arrived: Callable[[], bool]) -> bool:
+        """Wait until something has arrived; False once cancelled."""
+        if arrived():
             return True
         with self._stalled(layer):
             while not self._cancelled and not self._reads.is_closing:
-                failure = self._failure(layer, chosen)
-                if failure is not None:
-                    self._release(layer)
-                    raise failure
-                self._request(layer, chosen)
-                if self._all_arrived(layer, chosen, excluded):
-                    return True
                 self._reads.arrival.wait()
-            self._release(layer)
+                if arrived():
+                    return True
             return False
 
     @contextmanager
@@ -288,34 +286,25 @@ class ExpertCache(Closeable):
         finally:
             end = self._clock()
             self.stall_s += end - begin
+            self.choice_stall_s = self.stall_s
             self.first_row_stall_s += self._first_row_share * (end - begin)
             self._trace.add(Track.TARGET, "stall", begin, end, layer=self.layers[layer].name)
             self._trace.count_bytes("experts (MiB)", held=self.used_bytes)
 
     def _request(self, layer: int, chosen: Sequence[int]) -> None:
-        """Queue the missing experts as far as there is room; those being read cannot be evicted
-        before they are complete."""
-        missing = [expert for expert in chosen if expert not in self._entries[layer]]
-        if missing:
-            self._enqueue(layer, [expert for expert in missing if self._begin(layer, expert)])
-
-    def _begin(self, layer: int, expert: int) -> bool:
-        """Make room for an expert and add its entry; False if there is no room."""
-        if not self._make_room(self._room[layer]):
-            return False
-        self._entries[layer][expert] = Entry(set(range(len(self.layers[layer].matrices))))
-        self.used_bytes += self._room[layer]
-        self._eviction.add(layer, expert)
-        return True
-
-    def _enqueue(self, layer: int, experts: Sequence[int]) -> None:
-        """Queue the slices matrix by matrix, in the order in which they are computed."""
+        """Queue the missing experts as far as there is room, matrix by matrix, in the order in
+        which they are computed; those being read cannot be evicted before they are complete."""
+        present, begun = self._entries[layer], dict[int, Entry]()
+        matrices = range(len(self.layers[layer].matrices))
+        for expert in chosen:
+            if expert not in present and self._make_room(self._room[layer]):
+                begun[expert] = present[expert] = Entry({*matrices})
+                self.used_bytes += self._room[layer]
+                self._eviction.add(layer, expert)
         self._reads.put(
-            [
-                SliceRead(layer, expert, matrix, self._entries[layer][expert])
-                for matrix in range(len(self.layers[layer].matrices))
-                for expert in experts
-            ]
+            SliceRead(layer, expert, matrix, entry)
+            for matrix in matrices
+            for expert, entry in begun.items()
         )
 
     def _room_of(self, key: Slice) -> int:

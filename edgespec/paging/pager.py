@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.errors import EdgespecError
@@ -28,6 +29,7 @@ from edgespec.paging.reader import (
     Segment,
     read_segment,
 )
+from edgespec.paging.store import Store
 from edgespec.tracing.spans import OFF, Trace, Track
 
 READERS = 2
@@ -63,7 +65,7 @@ class _Slot:
         return self.start + self.nbytes
 
 
-class WeightPager(Closeable):
+class WeightPager(Store):
     """A ring of slots that I/O threads keep filled with the next segments.
 
     One consumer acquires and releases segments; a helper thread may acquire the next one while the
@@ -88,9 +90,7 @@ class WeightPager(Closeable):
         self._n_reading = 0
         self._counted_at = self._traced_until = 0.0
         """Moments up to which `read_s` counts, and to which spans of reads reach."""
-        self.bytes_read = 0
-        self.stall_s = self.read_s = self.merge_s = 0.0
-        self.choice_stall_s = self.first_row_stall_s = 0.0
+        self.merge_s = 0.0
         self._start(segments, ring_bytes)
 
     @property
@@ -104,6 +104,7 @@ class WeightPager(Closeable):
     def acquire(self, index: int) -> int | None:
         """Wait for segment `index` and return the address of its slot; None once cancelled."""
         with self._change:
+            self._aim(index)
             slot = self._ready_slot(index)
             if slot is None:
                 begin = self._clock()
@@ -113,7 +114,6 @@ class WeightPager(Closeable):
                     self._count_stall(index, begin, self._clock())
                 if slot is None:
                     return None
-            self._drop_before(slot)
             slot.held = True
             return self._ring.address + slot.start
 
@@ -190,50 +190,27 @@ class WeightPager(Closeable):
         return None
 
     def _wait_for(self, index: int) -> _Slot | None:
-        if not self._is_coming(index):
-            self._seek(index)
-        while True:
-            if self._cancelled or self._closing:
-                return None
-            slot = self._ready_slot(index)
-            if slot is not None:
+        while not self._cancelled and not self._closing:
+            if (slot := self._ready_slot(index)) is not None:
                 return slot
             if self._failure is not None and not self._is_coming(index):
                 raise self._failure
-            if self._is_stuck():
-                raise EdgespecError(
-                    f"the ring of {self._ring.nbytes:,} bytes is full of held slots"
-                )
             self._change.wait()
+        return None
 
     def _is_coming(self, index: int) -> bool:
         return any(slot.segment == index and not slot.dropped for slot in self._slots)
 
-    def _is_stuck(self) -> bool:
-        """True if nothing can be read because every slot is held."""
-        room = self._room(self._segments[self._next].slot_bytes)
-        return room is None and all(slot.held for slot in self._slots)
-
-    def _seek(self, index: int) -> None:
-        """Discard what was read ahead and read from segment `index` on."""
-        for slot in self._slots:
-            if not slot.held:
-                slot.drop()
-        self._next = index
-        self._failure = None
-        self._reclaim()
-        self._change.notify_all()
-
-    def _drop_before(self, acquired: _Slot) -> None:
-        """Discard segments that the consumer skipped."""
-        skipped = False
-        for slot in self._slots:
-            if slot is acquired:
-                break
-            if not slot.held and not slot.dropped:
-                slot.drop()
-                skipped = True
-        if skipped:
+    def _aim(self, index: int) -> None:
+        """Discard what was read ahead of segment `index`, and read from it on if it is not
+        coming."""
+        before = takewhile(lambda slot: slot.segment != index or slot.dropped, self._slots)
+        skipped = [slot for slot in before if not slot.held and not slot.dropped]
+        for slot in skipped:
+            slot.drop()
+        if is_new := not self._is_coming(index):
+            self._next, self._failure = index, None
+        if skipped or is_new:
             self._reclaim()
             self._change.notify_all()
 

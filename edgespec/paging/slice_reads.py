@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from edgespec.concurrency.owning import Closeable, close_all
@@ -54,19 +54,21 @@ class SliceReads(Closeable):
         layers: Sequence[ExpertLayer],
         memory: ExpertMemory,
         reader: Reader,
+        count: Callable[[int], None],
         trace: Trace,
     ) -> None:
+        """`count` is told the bytes of each read."""
         self.lock = threading.Lock()
         self.arrival = threading.Condition(self.lock)
         """Signals that all slices of a matrix that were asked for were read, that one has failed,
         and that waiting must end."""
-        self.bytes_read = 0
         self.is_closing = False
         self._work = threading.Condition(self.lock)
         """Signals that there is something to read."""
         self._layers = layers
         self._memory = memory
         self._reader = reader
+        self._count = count
         self._trace = trace
         self._queue: deque[SliceRead] = deque()
         self._pending: Counter[tuple[int, int]] = Counter()
@@ -124,7 +126,7 @@ class SliceReads(Closeable):
         except BaseException as exc:  # noqa: BLE001 - it is raised in the consumer's thread
             failure = exc
         with self.lock:
-            self.bytes_read += n
+            self._count(n)
             self._end_reading(n)
             task.entry.unread.discard(task.matrix)
             task.entry.failure = task.entry.failure or failure

@@ -1,49 +1,42 @@
-"""Protocol and totals of weight stores: the ring of streamed segments and the cache of experts.
+"""Base class and totals of weight stores: the ring of streamed segments and the cache of experts.
 
 Counts reads and stalls; knows nothing about addresses of weights.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from edgespec.concurrency.owning import Closeable
 from edgespec.values import PassReport
 
 
-class Store(Protocol):
-    """Reads weights from files while a model computes.
+class Store(Closeable):
+    """Reads weights from files while a model computes; counts since loading.
 
     A ring serves the weights that every pass needs in a fixed order, an expert cache those that a
     layer has just chosen; each has its own methods for serving them.
     """
 
-    @property
-    def bytes_read(self) -> int:
-        """Bytes read for passes since loading."""
+    bytes_read: int = 0
+    """Bytes read for passes."""
+    stall_s: float = 0.0
+    """Seconds in which passes waited for reads."""
+    read_s: float = 0.0
+    """Seconds spent reading streamed segments, overlapped with compute or not."""
+    choice_stall_s: float = 0.0
+    """Part of `stall_s` spent on experts; grows with the number of tokens in a pass."""
+    first_row_stall_s: float = 0.0
+    """Part of `choice_stall_s` spent on experts that the first token of a pass chose."""
 
-    @property
-    def stall_s(self) -> float:
-        """Seconds since loading in which passes waited for reads."""
-
-    @property
-    def read_s(self) -> float:
-        """Seconds since loading spent reading streamed segments, overlapped with compute or not."""
-
-    @property
-    def choice_stall_s(self) -> float:
-        """Part of `stall_s` spent on experts; grows with the number of tokens in a pass."""
-
-    @property
-    def first_row_stall_s(self) -> float:
-        """Part of `choice_stall_s` spent on experts that the first token of a pass chose."""
-
+    @abstractmethod
     def cancel(self) -> None:
         """Wake threads that wait for weights; no thread waits again until `resume`."""
 
+    @abstractmethod
     def resume(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Reads(NamedTuple):

@@ -87,14 +87,6 @@ class Sampler:
             raise UsageError(f"logit_bias forbids every token{grammar}: leave one out of it")
         if params.temperature == 0:
             return place
-        if params.min_p > 0:  # rather few pass it, of which the winner mostly passes the others
-            near = np.flatnonzero(possible >= best + math.log(params.min_p))
-            if len(near) <= (params.top_k or N_FAVOURITES):
-                winner = int(self._noisy(possible, self.n_accepted, near, None).argmax())
-                weights = np.exp(possible[near] - best)
-                before = weights[weights >= weights[winner]].sum() - weights[winner]
-                if before < 0.999 * params.top_p * weights.sum():
-                    return int(near[winner])
         places, scores = self._scores(possible, best, self.n_accepted, 1)
         return int(places[scores.argmax()])
 

@@ -327,16 +327,6 @@ def test_cancelling_wakes_a_waiting_consumer(pagers: Callable[..., WeightPager])
     assert pager.acquire(0) is not None
 
 
-def test_a_ring_full_of_held_slots_is_an_error_and_not_a_hang(
-    pagers: Callable[..., WeightPager],
-) -> None:
-    pager = pagers(equal_segments(3, BLOCK_BYTES), SlowReader(), 2 * BLOCK_BYTES)
-    pager.acquire(0)
-    pager.acquire(1)
-    with pytest.raises(EdgespecError, match="slots"):
-        pager.acquire(2)
-
-
 def test_a_ring_below_the_largest_segment_is_refused() -> None:
     with pytest.raises(EdgespecError, match="cannot hold"):
         WeightPager(equal_segments(1, 3 * BLOCK_BYTES), SlowReader(), BLOCK_BYTES)
