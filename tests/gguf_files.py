@@ -388,6 +388,18 @@ def borrowing(head: Gguf, target: Gguf, *names: str) -> Gguf:
     return Gguf(head.metadata, [tensor for tensor in head.tensors if tensor.name not in names])
 
 
+def without_texts(head: Gguf, made_for: str) -> Gguf:
+    """The head's file without a tokenizer, for the vocabulary with this fingerprint."""
+    kept = {key: value for key, value in head.metadata.items() if "tokenizer." not in key}
+    n_vocab = len(head.metadata["tokenizer.ggml.tokens"][2])
+    kept |= {
+        "tokenizer.ggml.model": (STRING, "none"),
+        "eagle3.vocab_size": (U32, n_vocab),
+        "edgespec.draft.vocabulary": (STRING, made_for),
+    }
+    return Gguf(kept, head.tensors)
+
+
 def llama_metadata(
     tokens: list[str],
     merges: list[str],

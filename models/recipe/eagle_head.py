@@ -8,10 +8,14 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from gguf.quants import dequantize, quantize
+from gguf.quants import dequantize
 from torch import nn
 from torch.nn.functional import dropout, linear, rms_norm, scaled_dot_product_attention, silu
 
+from edgespec.registry import vocabulary_fingerprint, without_padding
+from edgespec_runtimes.gguf.file.header import read_header
+from edgespec_runtimes.gguf.file.layout import MADE_FOR, NO_TOKENIZER
+from edgespec_runtimes.gguf.llama import ggml
 from gguf_llama import Llama, turned
 from real_draft import SEED, RowsOfText, Wanted
 
@@ -177,6 +181,12 @@ def bits_of(kind: gguf.GGMLQuantizationType) -> float:
     return 8 * n_bytes / n_weights
 
 
+def quantised(kind: gguf.GGMLQuantizationType, values: np.ndarray) -> np.ndarray:
+    """Rows of weights as bytes of this kind, uint8 [n_rows, n_bytes], by llama.cpp."""
+    found = ggml.quantised(kind, np.ascontiguousarray(values, np.float32))
+    return np.frombuffer(found, np.uint8).reshape(len(values), -1)
+
+
 def write(
     head: EagleHead,
     out: Path,
@@ -187,8 +197,8 @@ def write(
     borrows: bool,
     layers: tuple[int, ...],
 ) -> None:
-    """Write the head: it guesses `tokens`, or all of them with the target's output; if it
-    `borrows`, it has no embeddings either. It fuses what enters `layers`."""
+    """Write the head, without a tokenizer: it guesses `tokens`, or all of them with the target's
+    output; if it `borrows`, it has no embeddings either. It fuses what enters `layers`."""
     file, name = gguf.GGUFReader(target), head.architecture
     source = file.fields["general.architecture"].contents()
     matrices = {tensor.name: tensor for tensor in file.tensors}
@@ -199,15 +209,21 @@ def write(
     writer.add_type("model")
     for key, text in about.items():
         writer.add_string(f"general.{key}", text)
-    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind}"])
+    writer.add_file_type(
+        next(one for one in gguf.LlamaFileType if one.name.startswith(f"MOSTLY_{kind}"))
+    )
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     counts = ("block_count", "attention.head_count_kv", "feed_forward_length")
-    own = (*(f"{source}.{count}" for count in counts), "tokenizer.chat_template")
+    own = {f"{source}.{count}" for count in (*counts, "vocab_size")}
     for key, field in file.fields.items():
-        if key.startswith(("tokenizer.", f"{source}.")) and key not in own:
+        if key.startswith(f"{source}.") and key not in own:
             element = field.types[1] if len(field.types) > 1 else None
             renamed = key.replace(f"{source}.", f"{name}.")
             writer.add_key_value(renamed, field.contents(), field.types[0], element)
+    texts = read_header(target).token_table()
+    writer.add_tokenizer_model(NO_TOKENIZER)
+    writer.add_vocab_size(len(texts))
+    writer.add_string(MADE_FOR, vocabulary_fingerprint(without_padding(texts)))
     writer.add_block_count(len(head.blk))
     writer.add_head_count_kv(head.n_kv_heads)
     writer.add_feed_forward_length(head.blk[0]["ffn_up"].shape[0])
@@ -222,7 +238,7 @@ def write(
         rows, its_kind = output.data[tokens], output.tensor_type
         finest = gguf.GGMLQuantizationType[kind]
         if bits_of(finest) < bits_of(its_kind):
-            rows, its_kind = quantize(dequantize(rows, its_kind), finest), finest
+            rows, its_kind = quantised(finest, dequantize(rows, its_kind)), finest
         writer.add_tensor("output.weight", rows, raw_dtype=its_kind)
     for name, value in head.tensors().items():
         array = value.detach().float().numpy()
@@ -232,7 +248,7 @@ def write(
         if array.ndim == 1:
             writer.add_tensor(f"{name}.weight", array)
         else:
-            writer.add_tensor(f"{name}.weight", quantize(array, stored), raw_dtype=stored)
+            writer.add_tensor(f"{name}.weight", quantised(stored, array), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

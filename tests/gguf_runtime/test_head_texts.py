@@ -12,6 +12,8 @@ import pytest
 
 import edgespec
 from edgespec.engine.settings import EngineSettings
+from edgespec.errors import PairError
+from edgespec.models.describe import describe
 from edgespec.rules.sampling import SamplingParams
 from edgespec.session.opening import open_models
 from edgespec.settings.config import LoadSettings
@@ -22,6 +24,7 @@ from gguf_files import (
     tiny_dflash,
     tiny_eagle3,
     tiny_llama,
+    without_texts,
 )
 from head_cases import LINE, PROMPT
 from session_cases import at_once
@@ -141,6 +144,20 @@ def test_a_head_that_borrows_saves_passes(kind: str, tmp_path: Path) -> None:
     with edgespec.load(files.settings(), LINE) as session:
         result = session.generate(PROMPT, SamplingParams(temperature=0), N_TOKENS)
     assert result.speculation.tokens_per_pass > 3
+
+
+def test_a_head_without_a_vocabulary_guesses_for_the_one_it_was_made_for(tmp_path: Path) -> None:
+    target, head = predictable_pair()
+    model = target.write(tmp_path / "target.gguf")
+    made_for = describe(model).fingerprint
+    path = without_texts(head, made_for).write(tmp_path / "head.gguf")
+    assert describe(path).fingerprint == made_for
+    with edgespec.load(Files(model, path).settings(), LINE) as session:
+        result = session.generate(PROMPT, SamplingParams(temperature=0), N_TOKENS)
+    assert result.speculation.tokens_per_pass > 3
+    other = without_texts(head, made_for[::-1]).write(tmp_path / "other.gguf")
+    with pytest.raises(PairError, match="another vocabulary"):
+        edgespec.plan(Files(model, other).settings())
 
 
 def test_a_head_that_was_not_asked_for_gives_way_to_several_texts(good: Files) -> None:

@@ -71,7 +71,7 @@ class GgufRuntime(Runtime):
         seconds: dict[str, float] = {}
         with request.phase("header and vocabulary", seconds):
             header = _header_if_there_is_room(request.path)
-            validate(header, request.owner == "draft", has_texts=not is_trimmed(header))
+            validate(header, request.owner == "draft")
             prepared = _prepared(request, header)
         prepared.seconds |= seconds
         return prepared
@@ -142,13 +142,11 @@ class GgufRuntime(Runtime):
     def describe(self, path: Path) -> ModelDetails:
         header = read_header(path)
         process.check_room(_n_texts(header) * CHECKED_BYTES_PER_TEXT, f"reading {header.name}")
+        validate(header, as_draft=True)
+        details = details_of(header)
         if not is_trimmed(header):
-            validate(header, as_draft=True)
-            return details_of(header)
-        validate(header, as_draft=True, has_texts=False)
-        shape = trimmed_shape(header)
-        info = info_of(header, shape.n_vocab)
-        return replace(details_of(header), info=info, fingerprint=shape.vocabulary)
+            return details
+        return replace(details, info=info_of(header, trimmed_shape(header).n_vocab))
 
 
 def _header_if_there_is_room(path: Path) -> GgufFile:

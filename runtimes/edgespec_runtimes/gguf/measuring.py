@@ -61,6 +61,7 @@ class MeasuredGguf(PreparedModel):
         self._phase = partial(request.phase, seconds=self.seconds)
         self._options = GgufOptions.of(request.options)
         self._header = header
+        self.vocabulary_fingerprint = header.made_for
         self.stop = AbortFlag()
         self.feature_layers: Sequence[int] = ()
         self._lender, self._mtp = lender, mtp

@@ -28,16 +28,14 @@ from edgespec_runtimes.enlarge.gguf.gguf_writer import (
 from edgespec_runtimes.enlarge.gguf.nest import CannotNest, LowerParts, upper_rows
 from edgespec_runtimes.gguf.file.details import ENLARGED_FROM
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, ValueType, read_header
-from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT
+from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, MADE_FOR, NO_TOKENIZER, OUTPUT
 from edgespec_runtimes.gguf.file.validation import validate
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.own_draft.quantiser import quantise
 from edgespec_runtimes.gguf.own_draft.trimmed_header import (
-    NO_TOKENIZER,
     TABLE_ROWS,
     TABLE_TYPE,
     TOKEN_IDS,
-    VOCABULARY,
     can_be_trimmed,
     has_large_blocks,
 )
@@ -172,7 +170,7 @@ def _pairs(header: GgufFile, table: TensorEntry, token_ids: Sequence[int]) -> li
     new = {
         tokenizer: pack_pair(tokenizer, NO_TOKENIZER),
         vocab_size: pack_pair(vocab_size, len(token_ids)),
-        VOCABULARY: pack_pair(VOCABULARY, fingerprint),
+        MADE_FOR: pack_pair(MADE_FOR, fingerprint),
         TABLE_TYPE: pack_pair(TABLE_TYPE, table.type.code),
         TABLE_ROWS: pack_pair(TABLE_ROWS, table.shape[1]),
         TOKEN_IDS: pack_array(TOKEN_IDS, ValueType.INT32, token_ids),

@@ -66,11 +66,11 @@ def _own_layers(header: GgufFile) -> OwnLayers | None:
 
 
 def _alone(header: GgufFile) -> dict[str, Any]:
-    """Info and vocabulary of a head that cannot be prepared without its target."""
-    if not is_head(header) or not missing_matrices(header):
-        return {}
-    tokens = without_padding(header.token_table())
-    return {"info": info_of(header, header.n_vocab), "fingerprint": vocabulary_fingerprint(tokens)}
+    """Info and vocabulary of a draft that cannot be prepared without its target."""
+    made_for = header.made_for
+    if not made_for and is_head(header) and missing_matrices(header):
+        made_for = vocabulary_fingerprint(without_padding(header.token_table()))
+    return {"info": info_of(header, header.n_vocab), "fingerprint": made_for} if made_for else {}
 
 
 def info_of(header: GgufFile, n_vocab: int) -> ModelInfo:

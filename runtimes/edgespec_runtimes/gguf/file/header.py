@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from edgespec.errors import ModelError
 from edgespec.files.regular import open_regular
-from edgespec_runtimes.gguf.file.layout import MAGIC, ValueType
+from edgespec_runtimes.gguf.file.layout import MADE_FOR, MAGIC, ValueType
 from edgespec_runtimes.gguf.file.parts import (
     GgufArray,
     MetadataEntry,
@@ -98,6 +98,11 @@ class GgufFile:
         if isinstance(tokens, GgufArray):
             return len(tokens)
         return self.integer(self.key("vocab_size"), 0)
+
+    @property
+    def made_for(self) -> str | None:
+        """Fingerprint of the target's vocabulary, in a draft without a tokenizer."""
+        return self.text(MADE_FOR, "") or None
 
     def token_table(self) -> list[bytes]:
         """All tokens by id, 88 bytes each. Raises ModelError for a model without a vocabulary."""

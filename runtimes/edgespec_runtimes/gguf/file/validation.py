@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edgespec.errors import ModelError
+from edgespec.errors import ModelError, setting
 from edgespec_runtimes.gguf.file.architectures import Trait, check_embeds, check_purpose, has
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, ValueType
 from edgespec_runtimes.gguf.file.heads import is_head
@@ -46,12 +46,10 @@ BYTE_SPELLINGS: dict[str, Callable[[int], set[bytes]]] = {
 """Spellings of byte tokens, for tokenizers that need a token for every byte."""
 
 
-def validate(
-    header: GgufFile, as_draft: bool = False, embeds: bool = False, has_texts: bool = True
-) -> None:
-    """Raise ModelError for a model on which llama.cpp would crash. Only a draft may be a head; with
-    `embeds`, the model must turn texts into vectors instead of writing them. `has_texts` is False
-    for a draft without a tokenizer."""
+def validate(header: GgufFile, as_draft: bool = False, embeds: bool = False) -> None:
+    """Raise ModelError for a model on which llama.cpp would crash. Only a draft may be a head or
+    have no tokenizer; with `embeds`, the model must turn texts into vectors instead of writing
+    them."""
     if not header.tensors:
         raise ModelError(f"{header.path} holds no tensors: it is a vocabulary or an empty shell")
     if embeds:
@@ -69,8 +67,13 @@ def validate(
         if isinstance(value, float) and not value >= 0:
             raise _wrong(header, f"{suffix} is {value}")
     _check_tensor_types(header)
-    if has_texts:
+    if not header.made_for:
         _check_vocabulary(header, (*TOKENIZERS, *ENCODERS_TOKENIZERS) if embeds else TOKENIZERS)
+    elif not as_draft:
+        raise ModelError(
+            f"{header.path} is a draft without a tokenizer, made for a target: name the target "
+            f"with {setting.model}, and this one with {setting.draft}"
+        )
 
 
 def _check_depth(header: GgufFile) -> None:

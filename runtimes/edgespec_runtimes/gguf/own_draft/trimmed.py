@@ -15,7 +15,7 @@ from itertools import chain
 import numpy as np
 
 from edgespec.concurrency.owning import Closeable, close_all
-from edgespec.errors import ModelError, StateError, setting
+from edgespec.errors import StateError
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.paging.pager import PinnedSegments
@@ -48,13 +48,7 @@ class PreparedTrimmed(PreparedGguf):
     """A prepared trimmed copy."""
 
     def __init__(self, request: ModelRequest, header: GgufFile) -> None:
-        if request.owner != "draft":
-            raise ModelError(
-                f"{header.path} is a draft without a tokenizer, made from a target: name the "
-                f"target with {setting.model}, and this one with {setting.draft}"
-            )
         self._trimmed = trimmed_shape(header)
-        self.vocabulary_fingerprint = self._trimmed.vocabulary
         self._target: PreparedGguf | None = None
         self._nested: NestedWeights | None = None
         """The target's weights of which the draft has the upper parts, if it uses them."""
@@ -63,9 +57,6 @@ class PreparedTrimmed(PreparedGguf):
     @property
     def info(self) -> ModelInfo:
         return replace(super().info, n_vocab=self._trimmed.n_vocab)
-
-    def tokens(self) -> Sequence[bytes]:
-        return []
 
     def needs(self) -> ModelNeeds:
         needs = super().needs()

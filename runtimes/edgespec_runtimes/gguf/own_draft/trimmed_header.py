@@ -26,11 +26,7 @@ from edgespec_runtimes.gguf.file.layout import (
 
 TOKEN_IDS = "edgespec.draft.token_ids"
 """Token of the target for each row of the head, ascending."""
-VOCABULARY = "edgespec.draft.vocabulary"
-"""Fingerprint of the target's vocabulary."""
 TABLE_TYPE, TABLE_ROWS = "edgespec.draft.embeddings.type", "edgespec.draft.embeddings.rows"
-NO_TOKENIZER = "none"
-"""Name of the tokenizer of files without one."""
 HEAD_BITS, MAX_HEAD = 3.5, 64 << 10
 """Bits per weight, and most tokens of a head, for estimates."""
 NARROW_BITS = 4.5
@@ -43,8 +39,6 @@ class TrimmedShape:
 
     token_ids: np.ndarray
     """Token of the target for each row of the head, int32, ascending."""
-    vocabulary: str
-    """Fingerprint of the target's vocabulary."""
     table: TensorEntry
     scale: float
     """Factor of the table's rows."""
@@ -119,7 +113,7 @@ def trimmed_shape(header: GgufFile) -> TrimmedShape:
         raise _damaged(header, "its embeddings are cut short")
     table = TensorEntry("embeddings", (n_embd, n_rows), kind, 0, offset, nbytes)
     scale = math.sqrt(n_embd) if has(header, Trait.SCALED) else 1.0
-    return TrimmedShape(ids, header.text(VOCABULARY), table, scale)
+    return TrimmedShape(ids, table, scale)
 
 
 def _damaged(header: GgufFile, what: str) -> ModelError:
