@@ -105,8 +105,9 @@ class Generation(Closeable):
             if self._is_over:
                 self._finish()
                 break
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._came.wait(), POLL_S)
+            with suppress(TimeoutError):  # wait_for of Python 3.11 may lose a cancellation
+                async with asyncio.timeout(POLL_S):
+                    await self._came.wait()
             if self._text.is_cancelled:
                 self.cancel()
         raise StopAsyncIteration

@@ -70,6 +70,24 @@ def test_a_task_that_is_cancelled_ends_its_generation(session):
     asyncio.run(give_up())
 
 
+@pytest.mark.parametrize("turns", range(4))
+def test_a_task_that_is_cancelled_as_a_token_comes_ends_its_generation(session, turns):
+    async def give_up() -> None:
+        with session.stream("def f(", max_tokens=900) as events:
+            await anext(events)
+            task = asyncio.create_task(anext(events))
+            while not events._came.is_set():
+                await asyncio.sleep(0)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if not task.done():
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+
+    asyncio.run(give_up())
+
+
 def test_a_stream_that_is_left_early_leaves_the_session_to_the_next(session):
     async def leave() -> None:
         twin = edgespec.AsyncSession(session)
