@@ -172,7 +172,9 @@ class Server:
     async def _loading(self, scope: Scope) -> Response:
         what, share = self.doing()
         words = f"the model is loading: {what}, {share:.0%}" if what else "the model is loading"
-        return await refused(Request(scope), overloaded(words, "loading"))
+        answer = await refused(Request(scope), overloaded(words, "loading"))
+        answer.headers["Refresh"] = "1"  # a browser asks again each second, until the page is here
+        return answer
 
     def drain(self) -> None:
         """Take no more requests, wait for those under way, and stop once their time is over.

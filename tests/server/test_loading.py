@@ -25,6 +25,7 @@ def test_a_model_that_loads_says_when_to_come_again(address, path):
     answer = httpx.get(address + path)
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) > 0
+    assert answer.headers["refresh"] == "1", "a browser asks again"
     assert answer.headers["x-request-id"]
     error = answer.json()["error"]
     assert error["code"] == "loading"
