@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from edgespec.values import FinishReason, GenerationResult, TokenEvent
+from edgespec.values import GenerationResult, TokenEvent
 
 Answer = dict[str, Any]
 PieceOf = Callable[[int], bytes]
 """The bytes of a token."""
-
-_REASONS: dict[FinishReason, str] = {"context": "length", "cancelled": "stop"}
-"""OpenAI's names of the reasons that it does not know."""
 
 
 @dataclass(slots=True)
@@ -61,12 +58,6 @@ def timings(result: GenerationResult) -> Answer:
             f"{name}_per_second": per_s,
         }
     return found
-
-
-def finish_reason(result: GenerationResult, has_calls: bool = False) -> str:
-    if has_calls and result.finish_reason == "stop":
-        return "tool_calls"
-    return _REASONS.get(result.finish_reason, result.finish_reason)
 
 
 def origins(events: Iterable[TokenEvent]) -> list[Answer]:

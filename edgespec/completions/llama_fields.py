@@ -11,9 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from edgespec.completions.protocols.request_parts import RequestError, reading
+from edgespec.completions.protocols.request_parts import RequestError, leave_out, reading
 from edgespec.settings.config import INT32_MAX
-from edgespec.settings.parsing import MAX_BIAS
 
 _ANY: tuple[object, ...] = (object(),)
 _ACCEPTED: Mapping[str, tuple[object, ...]] = {
@@ -24,14 +23,13 @@ _ACCEPTED: Mapping[str, tuple[object, ...]] = {
         ("dry_sequence_breakers mirostat_eta dynatemp_exponent skip_special_tokens", _ANY),
         ("spaces_between_special_tokens verbosity prediction user metadata store", _ANY),
         ("service_tier prompt_cache_key prompt_cache_retention prompt_cache_options", _ANY),
-        ("safety_identifier request_id reasoning_format parse_tool_calls", _ANY),
+        ("safety_identifier request_id reasoning_format parse_tool_calls t_max_prompt_ms", _ANY),
         ("xtc_probability dry_multiplier mirostat mirostat_mode top_a min_tokens", (0,)),
         ("dynatemp_range n_indent n_discard", (0,)),
         ("typical_p tfs_z length_penalty best_of", (1,)),
         ("logits_processor logits_processors stopping_criteria stop_token_ids bad_words", ([],)),
-        ("allowed_token_ids functions lora samplers", ([],)),
+        ("allowed_token_ids functions lora", ([],)),
         ("penalize_nl include_stop_str_in_output use_beam_search echo", (False,)),
-        ("t_max_predict_ms t_max_prompt_ms", (0, -1)),
         ("audio web_search_options", ()),
         ("top_n_sigma", (-1, 0)),
         ("min_keep", (0, 1)),
@@ -44,9 +42,15 @@ _ACCEPTED: Mapping[str, tuple[object, ...]] = {
 only speed or placement, or tune samplers whose own field is refused; null of all."""
 _RENAMED = {"n_predict": "max_tokens", "repetition_penalty": "repeat_penalty"}
 """Our name of a field."""
+_UNLIMITED = {"max_tokens": INT32_MAX, "max_completion_tokens": INT32_MAX, "seed": None, "top_k": 0}
+"""Values that llama.cpp's -1 stands for: no limit, a random seed, all tokens."""
+_SAMPLERS = {"top_k": 0, "top_p": 1, "min_p": 0, "temperature": 1}
+"""Samplers in their order, and the values of their fields with which they do nothing."""
+INFILL_MIN_P = 0.2
+"""Stands for llama.cpp's sampler `infill`, which drops tokens of less than this probability."""
 _TRANSLATED = (
     *("json_schema", "grammar", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-    *("structured_outputs", "n_probs", "enable_thinking", "thinking"),
+    *("structured_outputs", "n_probs", "enable_thinking", "thinking", "samplers"),
 )
 KNOWN = (*_ACCEPTED, *_RENAMED, *_TRANSLATED)
 
@@ -65,6 +69,8 @@ def translated(content: Mapping[str, Any], is_chat: bool = True) -> dict[str, An
     with reading(", ".join(given), next(iter(given), "")):
         if found := _format(given):
             fields.setdefault("response_format", found)
+        if samplers := given.get("samplers"):
+            fields |= _selected(samplers)
     if n_probs := content.get("n_probs"):
         more = {"logprobs": True, "top_logprobs": n_probs} if is_chat else {"logprobs": n_probs}
         fields = more | fields
@@ -73,8 +79,7 @@ def translated(content: Mapping[str, Any], is_chat: bool = True) -> dict[str, An
         is_on = thinking.get("type") != "disabled"
     if is_on is not None:
         fields.setdefault("reasoning", {"enabled": is_on})
-    _settle_numbers(fields)
-    return fields
+    return fields | {name: _UNLIMITED[name] for name in _UNLIMITED if fields.get(name) == -1}
 
 
 def _format(given: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -95,14 +100,12 @@ def _format(given: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"type": "grammar", "grammar": grammar} if grammar else None
 
 
-def _settle_numbers(fields: dict[str, Any]) -> None:
-    """Translate lists of biases, and llama.cpp's -1 (no limit, all tokens, random seed)."""
-    meant = {"max_tokens": INT32_MAX, "max_completion_tokens": INT32_MAX, "seed": None, "top_k": 0}
-    fields |= {name: value for name, value in meant.items() if fields.get(name) == -1}
-    biases = fields.get("logit_bias")
-    if isinstance(biases, list) and all(isinstance(b, list) and len(b) == 2 for b in biases):
-        if not all(isinstance(token, int) for token, _ in biases):
-            raise RequestError("logit_bias: tokens are known by their ids here", "logit_bias")
-        fields["logit_bias"] = {
-            token: -MAX_BIAS if bias is False else bias for token, bias in biases
-        }
+def _selected(samplers: Any) -> dict[str, float]:
+    """Fields that turn off the samplers which a list leaves out. Raises RequestError."""
+    known = [name for name in samplers if name in _SAMPLERS]
+    if not isinstance(samplers, list) or known != [name for name in _SAMPLERS if name in known]:
+        raise RequestError(f"samplers: a list in the order {', '.join(_SAMPLERS)}", "samplers")
+    for name in {*samplers} - {*known}:
+        leave_out(f"samplers.{name}")
+    off = {name: value for name, value in _SAMPLERS.items() if name not in known}
+    return off | ({"min_p": INFILL_MIN_P} if "infill" in samplers else {})

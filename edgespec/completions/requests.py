@@ -45,9 +45,6 @@ def _as_stops(value: object) -> object:
 
 class StreamOptions(RequestPart):
     include_usage: bool = False
-    include_obfuscation: bool = False
-    continuous_usage_stats: bool = False
-    """vLLM's field, without effect."""
 
 
 class JsonSchema(RequestPart):
@@ -128,6 +125,8 @@ class CommonRequest(SamplingRequest):
     return_origins: bool | None = None
     """Our own field: a stream tells of each token who had guessed it."""
     max_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX)
+    t_max_predict_ms: int | None = Field(default=None, ge=-1, le=INT32_MAX)
+    """llama.cpp's field: a text ends at its first line break after so many milliseconds."""
     ignore_eos: bool = False
     """llama.cpp's field: end-of-generation tokens are never sampled."""
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)

@@ -6,6 +6,7 @@ after the other. Nothing waits for a network.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -93,11 +94,13 @@ class Completion(Closeable):
         n_at_once: Callable[[], int] = lambda: 1,
         pool_bytes: int = 0,
         marks: Answer | None = None,
+        max_text_s: float = math.inf,
     ) -> None:
         """Start the first generation; raises its errors.
 
         `n_at_once()` generations may run, asked before each start. `marks` are fields of the
-        response that are known before its texts.
+        response that are known before its texts. A text ends at its first line break after
+        `max_text_s`.
         """
         self.reply = reply
         self.piece_of = service.piece_of
@@ -117,6 +120,7 @@ class Completion(Closeable):
         """Token counts of the generations that have ended; it grows until the response ends."""
         self._first_marks = self.marks = marks or {}
         """Additional fields of the response (see `answers.marks`), set at the end of a text."""
+        self._max_text_s = max_text_s
         self._is_ending = False
         self._is_expired = False
         self._has_begun = False
@@ -227,6 +231,7 @@ class Completion(Closeable):
         self.parts = writer.parts
         waiting: list[TokenEvent] = []
         n_characters = 0
+        begun: float | None = None
 
         def told(changes: Iterable[Change]) -> Iterator[Step]:
             for change in changes:
@@ -242,6 +247,10 @@ class Completion(Closeable):
             if isinstance(event, PromptProgress):
                 yield Step(source.index, progress=event)
                 continue
+            now = self._service.clock()
+            begun = now if begun is None else begun
+            if now - begun > self._max_text_s and "\n" in event.text:
+                self.expire()
             waiting.append(event)
             n_characters += len(event.text)
             was_reasoning = writer.is_reasoning
@@ -273,6 +282,7 @@ class Completion(Closeable):
         """The reason in OpenAI's format, which has none for a session that is closed."""
         if self.is_cut and not self._is_ending:
             self._service.check_open()
-        if self._is_expired and self.result.finish_reason == "cancelled":
+        reason = self.result.finish_reason
+        if reason in ("length", "context") or (self._is_expired and reason == "cancelled"):
             return "length"
-        return answers.finish_reason(self.result, has_calls)
+        return "tool_calls" if has_calls and reason == "stop" else "stop"

@@ -323,4 +323,5 @@ class Completions:
             (lambda: 1) if is_one else self.n_at_once,
             kept_bytes + (GRAMMAR_BYTES if grammar is not None else 0),
             {"unchecked_formats": [*unchecked]} if unchecked else {},
+            limit_ms / 1000 if (limit_ms := request.t_max_predict_ms or 0) > 0 else math.inf,
         )

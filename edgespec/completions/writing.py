@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.chat.reasoning import Part, ReasoningSplitter
@@ -11,10 +11,6 @@ from edgespec.completions.calls import Parameters, ToolCall
 from edgespec.completions.families import BLOCKS
 from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Kind
 from edgespec.completions.tool_calls import CallSplitter
-
-
-def new_call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
 
 
 class MessageWriter:
@@ -31,12 +27,10 @@ class MessageWriter:
         self,
         prompt: ChatPrompt | None = None,
         tools: Collection[str] | Mapping[str, Parameters] = (),
-        new_id: Callable[[], str] = new_call_id,
     ) -> None:
         self.parts: list[AnswerPart] = []
         self._reasoning = ReasoningSplitter(None) if prompt is None else prompt.splitter()
         self._calls = CallSplitter(tools, prompt.template if prompt else "") if tools else None
-        self._new_id = new_id
         self._is_open = False
         """True while the last part may grow."""
         self._n_read = 0
@@ -110,9 +104,8 @@ class MessageWriter:
 
     def _begin_call(self, call: ToolCall) -> list[Change]:
         n_calls, n_parts = sum(part.kind == "call" for part in self.parts), len(self.parts)
-        return self._begin(
-            AnswerPart("call", n_parts, call.arguments, self._new_id(), call.name, n_calls)
-        )
+        call_id = f"call_{secrets.token_hex(12)}"
+        return self._begin(AnswerPart("call", n_parts, call.arguments, call_id, call.name, n_calls))
 
     def _end(self) -> list[Change]:
         if not self._is_open:

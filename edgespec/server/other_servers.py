@@ -7,6 +7,7 @@ Knows no session.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -40,6 +41,8 @@ class _OwnFields(ParsedRequest):
     input_suffix: str = ""
     input_extra: list[dict[str, Any]] = Field(default_factory=list)
     """Further files of a request to fill in, each its `text` and `filename`."""
+    n_indent: int = Field(default=0, ge=0, le=1000)
+    """A whole answer ends in front of a line that is indented less."""
     return_tokens: bool = False
     response_fields: list[str] = Field(default_factory=list)
 
@@ -69,8 +72,7 @@ def llama_dialect(completions: Completions, content: object, fills: bool = False
     }
     return LlamaReply(
         {"model": completions.model, "generation_settings": settings},
-        own.return_tokens,
-        own.response_fields,
+        own,
         request.stream,
         partial(completions.text, request),
     )
@@ -115,22 +117,21 @@ def _biases(given: Any, filling: FillingIn) -> Any:
 class LlamaReply(Reply):
     """Formats the answer to one request."""
 
-    def __init__(self, added: Answer, has_tokens: bool, chosen: Sequence[str], *asked: Any) -> None:
-        """`added` is part of every text's end. Of a whole answer, fields that are `chosen` are
-        told, or all."""
+    def __init__(self, added: Answer, own: _OwnFields, *asked: Any) -> None:
+        """`added` is part of every text's end."""
         super().__init__(*asked)
         self._added = added
-        self._returns_tokens = has_tokens
-        self._chosen = chosen
+        self._own = own
 
     def choice(self, completion: Completion, logged: Sequence[TokenEvent]) -> Answer:
         result = completion.result
-        tokens = {"tokens": [*result.tokens] if self._returns_tokens else []}
-        return self._text(result.text, True, logged, completion) | tokens
+        tokens = {"tokens": [*result.tokens] if self._own.return_tokens else []}
+        kept, *_ = re.split(rf"\n(?![ \t]{{{self._own.n_indent}}})", result.text)
+        return self._text(kept, True, logged, completion) | tokens
 
     def whole(self, choices: Sequence[Answer], completion: Completion) -> Any:
-        if self._chosen:
-            choices = [{path: _at(path, text) for path in self._chosen} for text in choices]
+        if chosen := self._own.response_fields:
+            choices = [{path: _at(path, text) for path in chosen} for text in choices]
         return choices[0] if len(choices) == 1 else choices
 
     def step(self, step: Step, completion: Completion) -> Iterable[Answer]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.completions.requests import CompletionRequest
 from edgespec.completions.service import Completions
+from edgespec.server.llama_routes import llama_dialect
+from edgespec.values import GenerationResult
 
 QWEN = {"<|fim_prefix|>": 1, "<|fim_suffix|>": 2, "<|fim_middle|>": 3, "<|file_sep|>": 4}
 STARCODER = {"<fim_prefix>": 1, "<fim_suffix>": 2, "<fim_middle>": 3}
@@ -47,6 +50,43 @@ def test_other_files_come_first() -> None:
 def test_a_file_without_a_text_is_refused(file: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="input_extra"):
         completions(QWEN).filling.prompt("", "", [file])
+
+
+VIM = {
+    "input_prefix": "def add(a, b):\n",
+    "input_suffix": "\nprint(add(1, 2))\n",
+    "input_extra": [{"text": "x = 1\n", "time": 3, "filename": "x.py"}],
+    "prompt": "    return ",
+    "n_predict": 128,
+    "stop": [],
+    "n_indent": 4,
+    "top_k": 40,
+    "top_p": 0.99,
+    "stream": False,
+    "samplers": ["top_k", "top_p", "infill"],
+    "cache_prompt": True,
+    "t_max_prompt_ms": 500,
+    "t_max_predict_ms": 1000,
+    "response_fields": ["content", "timings/prompt_n", "truncated", "tokens_cached"],
+}
+"""What llama.vim asks, and llama.vscode."""
+
+
+@pytest.mark.parametrize("others", [{}, {"n_predict": 0, "samplers": [], "response_fields": [""]}])
+def test_what_llama_vim_asks_is_taken(others: dict[str, Any]) -> None:
+    assert llama_dialect(completions(QWEN), VIM | others, fills=True)
+
+
+@pytest.mark.parametrize(
+    ("n_indent", "kept"), [(0, "a\n    b\n\tc\nd"), (1, "a\n    b\n\tc"), (4, "a\n    b")]
+)
+def test_a_text_ends_in_front_of_a_line_that_is_indented_less(n_indent: int, kept: str) -> None:
+    result = GenerationResult("a\n    b\n\tc\nd", (), (), "stop")
+    done: Any = SimpleNamespace(
+        result=result, source=SimpleNamespace(n_prompt_tokens=0), piece_of=lambda token: b""
+    )
+    reply = llama_dialect(completions(QWEN), VIM | {"n_indent": n_indent}, fills=True)
+    assert reply.choice(done, ())["content"] == kept
 
 
 def test_a_vocabulary_without_marks_is_refused_by_field() -> None:

@@ -2,13 +2,13 @@
 
 import pytest
 
-from edgespec.completions.protocols.request_parts import RequestError
+from edgespec.completions.llama_fields import INFILL_MIN_P
+from edgespec.completions.protocols.request_parts import RequestError, leaving_out
 from edgespec.completions.request_grammars import grammar_of
 from edgespec.completions.requests import ChatRequest, CompletionRequest
 from edgespec.errors import GrammarError
 from edgespec.grammar.matcher import check
 from edgespec.settings.config import INT32_MAX
-from edgespec.settings.parsing import MAX_BIAS
 
 WEB_UI = {
     "messages": [{"role": "user", "content": "a"}],
@@ -48,8 +48,18 @@ def test_what_its_page_sends_is_taken():
     assert request.sampling_fields()["repeat_last_n"] == 64
 
 
-def test_biases_may_be_pairs():
-    assert text(logit_bias=[[5, 1.5], [6, False]]).logit_bias == {5: 1.5, 6: -MAX_BIAS}
+def test_samplers_that_a_list_leaves_out_are_off_and_unknown_ones_are_named():
+    with leaving_out(names := []):
+        request = text(samplers=["top_k", "top_p", "infill"], top_k=40, top_p=0.99)
+    assert names == ["samplers.infill"]
+    expected = {"temperature": 1, "top_k": 40, "top_p": 0.99, "min_p": INFILL_MIN_P}
+    assert request.sampling_fields() == expected
+
+
+def test_fields_of_other_servers_are_no_slips():
+    with leaving_out(names := []):
+        ChatRequest.parse(WEB_UI | {"max_tool_calls": 3, "add_special_tokens": False})
+    assert {*names} == {"max_tool_calls", "add_special_tokens"}
 
 
 @pytest.mark.parametrize(
@@ -98,12 +108,14 @@ def test_reasoning_is_turned_off_by_other_names(fields):
         {"dry_multiplier": 0.8},
         {"typical_p": 0.5},
         {"xtc_probability": 0.1},
-        {"samplers": ["top_k"]},
+        {"samplers": ["temperature", "top_k"]},
+        {"samplers": "kt"},
+        {"samplers": [{}]},
         {"n": 129},
         {"n": 0},
         {"best_of": 3},
         {"max_tokens": -2},
-        {"logit_bias": [["word", 1]]},
+        {"logit_bias": [[5, 1.5]]},
         {"structured_outputs": [1]},
         {"json_schema": "{"},
         {"guided_choice": 5},

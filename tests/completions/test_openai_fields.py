@@ -36,7 +36,7 @@ def text(**fields: Any) -> CompletionRequest:
         {"typical_p": 1.0, "logits_processor": None, "stopping_criteria": None, "grammar": None},
         {"stop": None, "logit_bias": None, "tools": None, "lora": None, "samplers": None},
         {"skip_special_tokens": True, "min_tokens": 0, "length_penalty": 1.0},
-        {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        {"stream_options": {"include_usage": True}},
     ],
 )
 def test_what_changes_nothing_is_taken(fields: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
@@ -75,6 +76,15 @@ def test_a_cancelled_stream_ends(completions):
     next(completion)
     completion.close()
     assert completion.result.finish_reason == "cancelled"
+
+
+def test_after_a_time_a_text_ends_at_its_next_line_break(completions):
+    seconds = itertools.count()
+    timed = Completions(completions._session, clock=lambda: float(next(seconds)))
+    asked = {"prompt": LONG, "max_tokens": 60, "temperature": 0.0, "t_max_predict_ms": 1}
+    choice = timed.text(CompletionRequest.parse(asked)).whole()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert choice["text"].count("\n") == 1
 
 
 def test_a_callback_is_called_where_the_tokens_are_taken(completions):

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.completions.refusals import Refusal
-
-SUFFIX = ".gguf"
-"""Ending of a name that requests may leave out."""
+from edgespec.files.gguf_names import SUFFIX
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +41,7 @@ def model_named(
     A request without a name means the only one of its kind. `embeds` says which kind is asked for.
     Raises Refusal for a name that is missing or unknown, and for one of the other kind.
     """
+    # requests may leave the ending out
     names = (name, f"{name}{SUFFIX}", str(name).removesuffix(SUFFIX))
     found = next((model for one in names for model in models if model.name == one), None)
     right = [model for model in models if embeds is None or model.embeds == embeds]

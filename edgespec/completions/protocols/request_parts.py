@@ -20,6 +20,8 @@ from edgespec.settings.base import nearest
 
 NEAR = 0.8
 """Least similarity of a misspelled field to a known one."""
+NO_SLIPS = frozenset({"add_special_tokens", "max_tool_calls", "speed"})
+"""Fields of other servers that look like misspelled ones of ours."""
 _UNTOLD = ("type", "id", "call_id", "tool_use_id", "status")
 """Fields of items that are not told to the model."""
 _LEFT_OUT: ContextVar[list[str] | None] = ContextVar("left_out", default=None)
@@ -104,7 +106,8 @@ class RequestPart(BaseModel):
         fields = {name: value for name, value in content.items() if value is not None}
         known = cls.known_fields()
         for name in fields.keys() - {*known}:
-            if not get_close_matches(str(name), known, 1, NEAR) and leave_out(str(name)):
+            is_slip = name not in NO_SLIPS and get_close_matches(str(name), known, 1, NEAR)
+            if not is_slip and leave_out(str(name)):
                 del fields[name]
         return fields
 
