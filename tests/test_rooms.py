@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 1241,
     "chat": 1399,
     "cli": 4535,
-    "completions": 3697,
+    "completions": 3688,
     "concurrency": 480,
     "diagnosis": 480,
     "engine": 4001,

@@ -90,8 +90,7 @@ def _prompts(given: Any, filling: FillingIn) -> Any:
     match given:
         case {"prompt_string": text, **others}:
             if others:
-                message = "prompt: this server reads text, no pictures and sounds"
-                raise RequestError(message, "prompt")
+                raise RequestError("prompt: models here read text only", "prompt")
             return text
         case [*parts] if not any(isinstance(part, int) for part in parts):
             return [_prompts(part, filling) for part in parts]

@@ -11,7 +11,7 @@ import pytest
 from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.completions.requests import CompletionRequest
 from edgespec.completions.service import Completions
-from edgespec.server.llama_routes import llama_dialect
+from edgespec.server.other_servers import llama_dialect
 from edgespec.values import GenerationResult
 
 QWEN = {"<|fim_prefix|>": 1, "<|fim_suffix|>": 2, "<|fim_middle|>": 3, "<|file_sep|>": 4}
