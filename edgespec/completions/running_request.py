@@ -119,7 +119,7 @@ class Completion(Closeable):
         self.usage = Usage()
         """Token counts of the generations that have ended; it grows until the response ends."""
         self._first_marks = self.marks = marks or {}
-        """Additional fields of the response (see `answers.marks`), set at the end of a text."""
+        """Additional fields of the response set at the end of a text."""
         self._max_text_s = max_text_s
         self._is_ending = False
         self._is_expired = False
