@@ -69,7 +69,7 @@ VIM = {
     "t_max_predict_ms": 1000,
     "response_fields": ["content", "timings/prompt_n", "truncated", "tokens_cached"],
 }
-"""What llama.vim asks, and llama.vscode."""
+"""A request of llama.vim, and of llama.vscode."""
 
 
 @pytest.mark.parametrize("others", [{}, {"n_predict": 0, "samplers": [], "response_fields": [""]}])
