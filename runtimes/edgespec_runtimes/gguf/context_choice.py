@@ -28,7 +28,7 @@ from edgespec_runtimes.gguf.weights.packing import (
 )
 
 BATCH_SIZES = (512, MIN_TILED_BATCH)
-"""Prompt batch sizes in tokens for every model; budgets that afford neither may have smaller ones
+"""Prompt batch sizes in tokens for every target; budgets that afford neither may have smaller ones
 if the text does not depend on them."""
 MAX_LINE = 8
 """Most guesses in a line that a recurrent target verifies; if it can roll back, it keeps one state
@@ -146,7 +146,9 @@ class ContextChoice:
         """
         request, info = self._request, self.info
         given = request.batch_size and max(request.batch_size, self._least_tiled_batch)
-        batch_sizes = [given] if given else BATCH_SIZES
+        # larger ones save passes of a target, and a draft nothing
+        usual = BATCH_SIZES if request.owner == "target" or self._n_gpu_layers else (TILE_ROWS,)
+        batch_sizes = [given] if given else usual
         numbers = self._numbers_of_nodes
         choices = [
             (max_nodes, n_batch)
@@ -158,11 +160,10 @@ class ContextChoice:
             n_batch = TILE_ROWS if is_tiled else LEAST_BATCH_SIZE
             choices += [(numbers[-1], n_batch)] * (n_batch < choices[-1][1])
         # those of a recurrent draft's lines, each of which has what leads to it
-        is_recurrent_draft = request.owner == "draft" and not info.tree_capable
-        line_cells = is_recurrent_draft * MAX_LINES * 2 * MAX_LAG
+        has_line_cells = request.owner == "draft" and not info.tree_capable
         shapes = [
             contexts.ContextShape(
-                n_ctx=info.n_ctx + line_cells,
+                n_ctx=info.n_ctx + has_line_cells * MAX_LINES * 2 * MAX_LAG,
                 n_batch=n_batch,
                 n_outputs=max_nodes,
                 n_branches=self._n_branches(max_nodes),

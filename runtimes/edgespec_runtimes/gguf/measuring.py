@@ -262,7 +262,7 @@ class MeasuredGguf(PreparedModel):
         lent_bytes = buffers.lent_bytes if (buffers := self.buffers(shape)) else 0
         rows = (
             MemoryRow(owner, "compute buffers", sizes.compute_bytes - lent_bytes),
-            MemoryRow(owner, PROMPT_BUFFERS, lent_bytes, is_lent=True),
+            *(MemoryRow(owner, PROMPT_BUFFERS, n, is_lent=True) for n in [lent_bytes] if n),
             MemoryRow(owner, "compute graphs", sizes.graph_bytes),
             MemoryRow(owner, f"logits ({shape.n_outputs} nodes)", self._logits_bytes(sizes)),
             *self._feature_rows(shape),
@@ -283,7 +283,7 @@ class MeasuredGguf(PreparedModel):
         sizes_of = {(s.n_outputs, s.n_batch): (s.largest_batch, z) for s, z in self.contexts}
         found = sizes_of.get((shape.n_outputs, MIN_TILED_BATCH))
         is_here = not self.offloading.names and not self._choice.is_remote
-        if not found or not is_here or self.request.owner == "draft" or not windows.is_supported():
+        if not found or not is_here or not windows.is_supported():
             return None
         n_rows, kept_bytes = found[0], found[1].compute_bytes
         whole_bytes = sizes_of[shape.n_outputs, shape.n_batch][1].compute_bytes

@@ -60,9 +60,8 @@ class PreparedTrimmed(PreparedGguf):
 
     def needs(self) -> ModelNeeds:
         needs = super().needs()
-        table, (shape, _) = self._trimmed.table, self.contexts[0]
-        nbytes = row_tables.bytes_for(table, shape.largest_batch)
-        nbytes += 4 * table.shape[0] * shape.largest_batch  # llama.cpp's batch
+        table, n_rows = self._trimmed.table, self.contexts[0][0].largest_batch
+        nbytes = row_tables.bytes_for(table, n_rows) + 4 * table.shape[0] * n_rows  # and the batch
         row = MemoryRow(self.request.owner, "embedding rows", nbytes)
         needs = replace(needs, fixed=(*needs.fixed, row))
         if not self._copies or needs.resident is None:
