@@ -73,7 +73,7 @@ COARSENESSES = (
 )
 TWO_BITS = Guessing((3.0, 6.4), 10, 10 / 3)
 """Rounds with the upper 2 bits of a Q4_K_M, which are not as good as a copy in Q2_K."""
-COMPUTE_BYTES, MAKING_BYTES = 10 * MIB, 16 * MIB
+COMPUTE_BYTES, MAKING_BYTES = 20 * MIB, 16 * MIB
 """Compute buffers of a draft with the embeddings of a batch, and growth of a process that makes a
 draft, before it loads the pair to measure it."""
 MAX_LOGITS_BYTES, N_DRAFT_NODES = 17 * MIB, 33
