@@ -60,8 +60,9 @@ CONSTRUCTED = ("AsyncSession",)
 """Classes that programs construct with arguments which are no fields."""
 PREDICTIONS = re.compile(r"\| model \| disk \|(?:[^\n]*\n\|)*[^\n]*\n")
 MODELS = (
-    *("8B-Q4_K_M", "8B-Q8_0", "14B-Q4_K_M", "20B-MXFP4", "26B-A4B-Q4_K_M", "27B-Q2_0"),
-    *("27B-Q4_K_M", "35B-A3B-Q4_K_M", "70B-Q4_K_M"),
+    *("8B-Q4_K_M", "8B-Q8_0", "LFM2.5-8B-A1B", "Gemma-4-12B", "14B-Q4_K_M", "gpt-oss-20b"),
+    *("Gemma-4-26B-A4B", "27B-Q2_0", "Qwen3.6-27B", "GLM-4.7-Flash", "Qwen3-Coder-30B-A3B"),
+    *("Nemotron-3-Nano-30B-A3B", "Qwen3.6-35B-A3B", "70B-Q4_K_M"),
 )
 DISKS = ("0.5 GB/s", "2 GB/s")
 MEMORIES = (4, 8, 16, 32)

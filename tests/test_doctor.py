@@ -61,10 +61,3 @@ def test_a_runtime_that_is_missing_is_a_note(monkeypatch: pytest.MonkeyPatch) ->
     assert [(finding.level, finding.says) for finding in libraries] == [
         ("note", "install it with: pip install x")
     ]
-
-
-def test_an_outdated_model_in_the_cache_is_named(own_cache_folder: Path) -> None:
-    own_cache_folder.mkdir(parents=True)
-    (own_cache_folder / "embedded-00000000-64MiB.gguf").write_bytes(b"")
-    cache = [finding for finding in machine.examine() if finding.topic == "cache"]
-    assert any("embedded-00000000-64MiB.gguf" in finding.says for finding in cache)

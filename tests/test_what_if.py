@@ -48,6 +48,31 @@ def test_a_mixture_reads_what_a_token_chooses_and_has_no_draft(name: str, like: 
     assert not found.drafted
 
 
+MODELS = PAGE.with_name("models.md").read_text(encoding="utf-8")
+ROWS = re.findall(
+    r"^\| ([\w.+ -]+) \| [\w-]+ \| ([\d.]+) GB \| ([\d,]+) MiB \| .*? \| (.*?) \| .*? \|",
+    MODELS,
+    re.MULTILINE,
+)
+"""Models that people fetch: name, size, smallest budget, and bytes that a token reads at 8 GiB."""
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
+def test_a_model_that_people_fetch_is_known_by_name(row: tuple[str, ...]) -> None:
+    name, size_gb, smallest_mib, read = row
+    found = what_if(name, 8 * GIB, 2e9)
+    assert found.size_bytes == pytest.approx(float(size_gb) * 1e9, rel=0.05)
+    smallest = found.plan.smallest_bytes
+    assert smallest == pytest.approx(float(smallest_mib.replace(",", "")) * MIB, rel=0.25)
+    if read.endswith("MB") and name != "Gemma 4 12B":  # which almost fits
+        read_bytes = float(read[:-3].replace(",", "")) * 1e6
+        assert found.plan.bytes_per_pass == pytest.approx(read_bytes, rel=0.12)
+
+
+def test_there_are_rows_of_what_people_fetch() -> None:
+    assert len(ROWS) > 9 and sum("MB" in row[3] for row in ROWS) > 6
+
+
 def test_a_hybrid_keeps_keys_in_a_quarter_of_its_layers() -> None:
     plans = [what_if(name, usual_budget(32 * GIB), 1e9).plan for name in ("27B-Q2_0", "32B-Q4_K_M")]
     hybrid, dense = (plan.rows[1].nbytes for plan in plans)
@@ -81,6 +106,8 @@ def test_the_command_needs_no_file(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("--what-if 8B-Q4_0 -md x.gguf", 2, "--model-draft has no meaning"),
         ("--what-if 8B-Q4_0 --read-limit fast", 2, "300M"),
+        ("--what-if Qwen3.6-27B-Q9_9", 2, "or a name like gpt-oss-20b"),
+        ("--what-if Q4_K_M", 2, "or a name like gpt-oss-20b"),
         ("--what-if 8B-Q4_0 --memory-budget 64MiB", 4, "too small"),
     ],
 )

@@ -20,7 +20,6 @@ from edgespec.memory.pinning import SegmentSize
 from edgespec.session import strategy
 from edgespec.session.strategy import Speed, Strategy
 
-MXFP4 = "MXFP4"
 BITS = {
     "F32": 32.0,
     "F16": 16.0,
@@ -37,16 +36,12 @@ BITS = {
     "Q3_K_M": 4.00,
     "Q3_K_S": 3.64,
     "Q2_K": 3.16,
-    MXFP4: 4.63,
+    "MXFP4": 4.63,
     "Q2_0": 2.25,
 }
 """Bits per weight of Llama 3.1 8B in each kind of file (llama.cpp, tools/quantize/README.md); MXFP4
 as in gpt-oss, whose experts alone have it, and Q2_0 of its block."""
-MIN_BILLIONS, MAX_BILLIONS = 0.1, 2000
-_NAME = re.compile(
-    r"(?P<size>\d+(?:\.\d+)?)B(?P<active>-A\d+(?:\.\d+)?B)?[-_:](?P<kind>\w+)",
-    re.IGNORECASE | re.ASCII,
-)
+_NAME = re.compile(r"(\d+(?:\.\d+)?)B(-A\d+(?:\.\d+)?B)?[-_:](\w+)", re.IGNORECASE | re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,37 +53,51 @@ class UsualShape:
     n_layers: int
     width: int
     kv_width: float
-    """Width of a token's keys in a layer, all heads together, on average over all layers."""
+    """Width of a token's keys in a layer, all heads together, on average over all layers, as in
+    plans with 4,096 tokens."""
     n_vocab: int
     tied: bool
     """True if the head's weights are those of the embedding table."""
-    state_bytes: int = 0
-    """State of a text in layers that keep no keys."""
     n_experts: int = 0
     """Experts in each layer; 0 for a dense model."""
     n_used: int = 0
     expert_width: int = 0
+    """On average over all layers, as if each expert had three matrices."""
+    state_bytes: float = 0
+    """State of a text in layers that keep no keys."""
+    growth: float = 1.0
+    """Size of K-quants, of which rows of no multiple of 256 values take larger types."""
 
 
 SHAPES = (
     UsualShape("Qwen2.5 0.5B", 0.49, 24, 896, 128, 151_936, True),
+    UsualShape("LFM2.5 1.2B", 1.17, 16, 2_048, 192, 65_536, True),
     UsualShape("Qwen2.5 1.5B", 1.54, 28, 1_536, 256, 151_936, True),
     UsualShape("Qwen2.5 3B", 3.09, 36, 2_048, 256, 151_936, True),
     UsualShape("Llama 3.1 8B", 8.03, 32, 4_096, 1_024, 128_256, False),
+    UsualShape("Gemma 4 12B", 11.9, 48, 3_840, 1_365, 262_144, True, growth=1.03),
     UsualShape("Qwen2.5 14B", 14.8, 48, 5_120, 1_024, 152_064, False),
-    UsualShape("Qwen3.6 27B", 27.3, 64, 5_120, 256, 248_320, False, 151_000_000),
+    UsualShape("Qwen3.6 27B", 27.3, 64, 5_120, 256, 248_320, False, state_bytes=151_000_000),
     UsualShape("Qwen2.5 32B", 32.8, 64, 5_120, 1_024, 152_064, False),
     UsualShape("Llama 3.1 70B", 70.6, 80, 8_192, 1_024, 128_256, False),
 )
 MIXTURES = (
-    UsualShape("gpt-oss-20b", 20.9, 24, 2_880, 512, 201_088, False, 0, 32, 4, 2_880),
-    UsualShape("Gemma 4 26B-A4B", 25.2, 30, 2_816, 1_792, 262_144, True, 0, 128, 8, 704),
-    UsualShape("Qwen3.6 35B-A3B", 34.7, 40, 2_048, 128, 248_320, False, 63_000_000, 256, 8, 512),
-    UsualShape("gpt-oss-120b", 116.8, 36, 2_880, 512, 201_088, False, 0, 128, 4, 2_880),
+    UsualShape("LFM2.5 8B-A1B", 8.47, 24, 2_048, 128, 128_000, True, 32, 4, 1_643),
+    UsualShape("gpt-oss-20b", 20.9, 24, 2_880, 512, 201_088, False, 32, 4, 2_880),
+    UsualShape("Gemma 4 26B-A4B", 25.2, 30, 2_816, 1_480, 262_144, True, 128, 8, 704, 0, 1.09),
+    UsualShape("GLM 4.7 Flash", 29.9, 47, 2_048, 288, 154_880, False, 64, 4, 1_503),
+    UsualShape("Qwen3 Coder 30B-A3B", 30.5, 48, 2_048, 512, 151_936, False, 128, 8, 768),
+    UsualShape(
+        "Nemotron 3 Nano 30B-A3B", 31.6, 52, 2_688, 30, 131_072, False, 128, 6, 547, 5e7, 1.28
+    ),
+    UsualShape("Qwen3.6 35B-A3B", 34.7, 40, 2_048, 128, 248_320, False, 256, 8, 512, 63_000_000),
+    UsualShape("gpt-oss-120b", 116.8, 36, 2_880, 512, 201_088, False, 128, 4, 2_880),
 )
 """Named with the parameters of a token (A4B), or by the kind of file that only gpt-oss has."""
 PROCESS_BYTES = 116 * MIB
 """Interpreter, libraries and vocabulary: `plan` of a file like Qwen2.5 1.5B."""
+N_STATES = 4
+"""States of a text in layers that keep no keys, at the ends of turns."""
 GRAPH_BYTES_PER_LAYER = 200_000
 BATCH_BYTES_PER_WIDTH = 90
 """Compute buffers per token of a batch and number of its width; the same file has 87."""
@@ -155,8 +164,8 @@ def what_if(
     ctx_size: int = 4096,
     n_threads: int = 4,
 ) -> WhatIf:
-    """The expected speed of a model named by parameters and kind of file: `8B-Q4_K_M`, or a mixture
-    `35B-A3B-Q4_K_M`.
+    """The expected speed of a model named by parameters and kind of file: `8B-Q4_K_M`, a mixture
+    `35B-A3B-Q4_K_M`, or by name: `gpt-oss-20b`.
 
     Raises UsageError for another name, and BudgetError with the smallest budget.
     """
@@ -219,20 +228,22 @@ class _Weights:
     @classmethod
     def of(cls, model: str) -> Self:
         """The weights of a model named by parameters and kind of file. Raises UsageError."""
+        bits = {_plain(kind): n for kind, n in BITS.items()}
+        for shape in (*SHAPES, *MIXTURES):
+            rest = _plain(model).removeprefix(_plain(shape.like))
+            kind = rest or ("mxfp4" if "gpt" in shape.like else "q4km")
+            if rest != _plain(model) and kind in bits:
+                grown = bits[kind] * (shape.growth if "k" in kind else 1)
+                return cls(shape, shape.billions * 1e9, grown)
         match = _NAME.fullmatch(model.strip())
-        kind = match["kind"].upper() if match else ""
-        if match is None or kind not in BITS:
+        size, active, kind = match.groups() if match else ("0", "", "")
+        if not (billions := float(size)) or (kind := kind.upper()) not in BITS:
             raise UsageError(
                 f"--what-if {model}: write parameters and kind of file like 8B-Q4_K_M, for a "
-                f"mixture with those of a token like 35B-A3B-Q4_K_M; the kinds are "
-                f"{', '.join(BITS)}"
+                f"mixture with those of a token like 35B-A3B-Q4_K_M, or a name like gpt-oss-20b or "
+                f"Gemma-4-12B-Q8_0; the kinds are {', '.join(BITS)}"
             )
-        billions = float(match["size"])
-        if not MIN_BILLIONS <= billions <= MAX_BILLIONS:
-            raise UsageError(
-                f"--what-if {model}: it must have {MIN_BILLIONS}B to {MAX_BILLIONS:,}B parameters"
-            )
-        shapes = MIXTURES if match["active"] or kind == MXFP4 else SHAPES
+        shapes = MIXTURES if active or kind == "MXFP4" else SHAPES
         shape = min(shapes, key=lambda shape: abs(math.log(shape.billions / billions)))
         return cls(shape, billions * 1e9, BITS[kind])
 
@@ -265,8 +276,7 @@ class _Weights:
         shape = self.shape
         if not shape.n_experts:
             return None
-        n_weights = 3 * shape.width * shape.expert_width  # of one expert
-        expert_bytes = int(self.scale * n_weights * self.bits / 8)
+        expert_bytes = int(self.scale * 3 * shape.width * shape.expert_width * self.bits / 8)
         layer_bytes = shape.n_experts * expert_bytes
         n_bytes, least_bytes = shape.n_layers * layer_bytes, shape.n_used * expert_bytes
         return ExpertSizes(
@@ -293,11 +303,12 @@ class _Weights:
     def needs(self, ctx_size: int) -> ModelNeeds:
         shape = self.shape
         cuts = tuple(self._segments(n) for n in SEGMENTS_PER_LAYER)
-        kv_bytes = int(4 * shape.n_layers * shape.kv_width * ctx_size)
+        n_keys, state_bytes = shape.n_layers * shape.kv_width * ctx_size, int(shape.state_bytes)
         experts = self.experts
         return ModelNeeds(
             fixed=(
-                _row(f"KV cache ({ctx_size} tokens)", kv_bytes + shape.state_bytes),
+                _row(f"KV cache ({ctx_size} tokens)", int(4 * n_keys) + state_bytes),
+                _row("states at the ends of turns", N_STATES * state_bytes),
                 _row("compute graphs", GRAPH_BYTES_PER_LAYER * shape.n_layers),
             ),
             batches=tuple(BatchNeeds(size, self._batch_rows(size)) for size in BATCH_SIZES),
@@ -325,6 +336,10 @@ class _Weights:
 
 def _row(what: str, nbytes: int) -> MemoryRow:
     return MemoryRow("target", what, nbytes)
+
+
+def _plain(name: str) -> str:
+    return re.sub("[-_: ]", "", name.lower())
 
 
 def _segment(name: str, nbytes: int) -> SegmentSize:

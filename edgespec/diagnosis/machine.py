@@ -18,7 +18,6 @@ from edgespec import registry
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
 from edgespec.memory import process
-from edgespec.models.embedded import embedded_pair
 from edgespec.paging import disk_speed
 from edgespec.paging.reader import READ_BYTES
 from edgespec.registry import Finding
@@ -31,8 +30,6 @@ INSTRUCTION_SETS = (
 """Instruction sets for which llama.cpp or onnxruntime have kernels, by their names in Linux."""
 SLOW_DISK_BYTES_PER_S = 200e6
 SAMPLE_BYTES = 64 << 20
-MIN_FREE_BYTES = 1 << 30
-"""Free bytes on the cache folder's disk below which not even the demo's model fits."""
 
 
 def examine(model: Path | None = None) -> Iterator[Finding]:
@@ -120,24 +117,12 @@ def _cache() -> Iterator[Finding]:
         yield Finding("cache", str(folder), "does not exist yet; it is created when needed")
         return
     taken = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
-    outdated = [
-        path.name
-        for path in cache_folder.models()
-        if cache_folder.is_outdated(path, embedded_pair().target_sha256)
-    ]
     yield Finding("cache", str(folder), f"{format_size(taken)} in it")
     if not os.access(folder, os.W_OK):
         yield Finding(
             "cache", "not writable", "what cannot be kept slows every start", "problem",
             f"make {folder} writable, or name another with XDG_CACHE_HOME",
         )  # fmt: skip
-    if outdated:
-        yield Finding(
-            "cache", "outdated models", ", ".join(outdated), "note", "they can be deleted"
-        )
-    if shutil.disk_usage(folder).free < MIN_FREE_BYTES:
-        free = format_size(shutil.disk_usage(folder).free)
-        yield Finding("cache", "disk nearly full", f"{free} are free", "problem", "free some")
 
 
 def _libraries() -> Iterator[Finding]:

@@ -40,12 +40,7 @@ def make_folder() -> Path:
 
 def enlarged_target(target_sha256: str, size_bytes: int) -> Path:
     """Path of the embedded target, enlarged to about `size_bytes`."""
-    return folder() / f"{_made_from(target_sha256)}{size_bytes >> 20}MiB.gguf"
-
-
-def is_outdated(path: Path, target_sha256: str) -> bool:
-    """True if an enlarged target in the cache was made from another embedded target."""
-    return path.name.startswith("embedded-") and not path.name.startswith(_made_from(target_sha256))
+    return folder() / f"embedded-{target_sha256[:8]}-{size_bytes >> 20}MiB.gguf"
 
 
 def calibrations() -> Path:
@@ -78,7 +73,3 @@ def models() -> list[Path]:
         if not path.name.startswith(".")
         and (path.suffix == ".gguf" or (path.is_dir() and any(path.glob("*.onnx"))))
     )
-
-
-def _made_from(target_sha256: str) -> str:
-    return f"embedded-{target_sha256[:8]}-"

@@ -26,7 +26,7 @@ from zoo_species import Species
 DISK = 2_000_000_000
 UNQUANTISED = (
     "conv1d",
-    "conv.",
+    "shortconv.conv.",
     "norm",
     "gate_inp",
     "ssm_a",
@@ -207,7 +207,7 @@ SHAPES = (
         like=lambda layer: 2 if layer in _ATTENTION_1_2 else 0, tied=True,
     ),
     FetchedModel(
-        "LFM2.5-8B-A1B", "lfm2moe", 24, 4, 65_536,
+        "LFM2.5-8B-A1B", "lfm2moe", 24, 4, 128_000,
         {
             "embedding_length": 2048, "feed_forward_length": 7168, "attention.head_count": 32,
             "attention.head_count_kv": PerLayer((0, 0, 8, 0)), "shortconv.l_cache": 3,

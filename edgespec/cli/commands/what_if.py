@@ -27,7 +27,8 @@ def add_to(parser: ArgumentParser) -> None:
         parser.add_argument_group("without a file"),
         "--what-if MODEL",
         "a model by its parameters and kind of file, like 8B-Q4_K_M, for a mixture with those of "
-        "a token, like 35B-A3B-Q4_K_M; --memory-budget (what a system with a browser leaves of "
+        "a token, like 35B-A3B-Q4_K_M, or by name, like gpt-oss-20b; --memory-budget (what a "
+        "system with a browser leaves of "
         f"this machine), --read-limit (a disk's speed, {format_rate(USUAL_BYTES_PER_S)}), -c "
         f"({CTX_SIZE}) and -t ({N_THREADS}) apply, other flags do not",
     )
