@@ -55,11 +55,11 @@ HIDDEN = Field(repr=False)
 """Annotation of a setting that only commands set: programs are not told of it."""
 
 
-class Settings(BaseModel):
+class Settings(BaseModel, extra="forbid"):
     """Frozen settings, whose validation raises UsageError."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+        frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, defer_build=True
     )
 
     @classmethod
