@@ -18,7 +18,9 @@ from edgespec.errors import (
     SessionClosed,
     TargetLost,
     UsageError,
+    marked,
 )
+from edgespec.settings.base import in_flags
 
 RETRY_AFTER_S = 5
 _KINDS = {
@@ -55,39 +57,36 @@ class Refusal(Exception):
 
 def overloaded(reason: str, code: str, retry_after_s: int = RETRY_AFTER_S) -> Refusal:
     """Refusal of a request that the client may retry later."""
-    return Refusal(
-        503,
-        f"{reason}: try again in {retry_after_s} s",
-        code=code,
-        headers={"Retry-After": str(retry_after_s)},
-    )
+    told = f"{reason}: try again in {retry_after_s} s"
+    return Refusal(503, told, code, headers={"Retry-After": str(retry_after_s)})
 
 
 def refusal_of(error: BaseException) -> Refusal:
     """The error response for an exception; unexpected ones are server errors."""
+    told = in_flags(marked(error))
     match error:
         case Refusal():
             return error
         case SessionClosed() | Cancelled():
             return Refusal(503, "the server is shutting down", code="shutting_down")
         case RequestError():
-            return Refusal(400, str(error), error.code, error.param, figures=error.figures)
+            return Refusal(400, told, error.code, error.param, figures=error.figures)
         case ContextOverflow():
             figures: dict[str, Any] = {"n_prompt_tokens": error.n_prompt_tokens}
             figures |= {"n_ctx": error.n_ctx, "type": "exceed_context_size_error"}  # llama.cpp's
             code = "context_length_exceeded"  # OpenAI's
-            return Refusal(400, str(error), code, error.param, figures=figures)
+            return Refusal(400, told, code, error.param, figures=figures)
         case GrammarError():
             return Refusal(400, str(error), code="invalid_grammar", param="response_format")
         case BudgetError():
             figures = {"smallest_bytes": error.smallest_bytes} if error.smallest_bytes else {}
-            return Refusal(400, str(error), code="budget_too_small", figures=figures)
+            return Refusal(400, told, code="budget_too_small", figures=figures)
         case UsageError():
             return Refusal(400, str(error))
         case TargetLost():
             return Refusal(503, str(error), code="target_lost")
         case EdgespecError():
-            return Refusal(500, str(error))
+            return Refusal(500, told)
         case _:
             return Refusal(500, f"unexpected {type(error).__name__}: {error}")
 

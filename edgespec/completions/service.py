@@ -28,7 +28,7 @@ from edgespec.completions.running_request import ChoiceSource, Completion, OnRes
 from edgespec.completions.tokenizing import Tokenizes
 from edgespec.completions.tool_calls import knows_calls
 from edgespec.completions.writing import MessageWriter
-from edgespec.errors import ContextOverflow, EdgespecError, ModelError
+from edgespec.errors import ContextOverflow, EdgespecError, ModelError, marked
 from edgespec.grammar.after_reasoning import AfterReasoning, ReasoningEnd
 from edgespec.grammar.specification import GRAMMAR_BYTES, Grammar
 from edgespec.ports.text_request import Constraint, TextRequest, Tokens
@@ -161,7 +161,7 @@ class Completions:
                     request.messages, request.offered_tools, request.template_variables
                 )
         except ModelError as error:  # no template, or one that refuses these messages
-            raise RequestError(str(error), "messages") from error
+            raise RequestError(marked(error), "messages") from error
 
     def _with_reasoning(
         self, request: ChatRequest, prompt: ChatPrompt, has_grammar: bool

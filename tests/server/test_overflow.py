@@ -18,7 +18,7 @@ FAR_TOO_LONG = "word " * 8_000
 SAID = (
     r"the prompt is too long: this model's maximum context length is 256 tokens, "
     r"and the prompt has (at least )?[\d,]+: "
-    r"shorten it or, where the model was trained on more, raise "
+    r"shorten it or, where the model was trained on more, raise (`ctx_size`|--ctx-size)"
 )
 
 
@@ -63,3 +63,4 @@ def test_the_server_answers_with_openais_code_and_the_numbers(
     assert error["n_ctx"] == N_CTX
     assert error["n_prompt_tokens"] > N_CTX
     assert re.match(SAID, error["message"])
+    assert error["message"].endswith("--ctx-size")

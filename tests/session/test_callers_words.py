@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli import command_line
-from edgespec.errors import BudgetError, Sentence, UsageError, marked, setting
+from edgespec.completions.protocols.request_parts import RequestError
+from edgespec.completions.refusals import refusal_of
+from edgespec.errors import (
+    BudgetError,
+    EdgespecError,
+    ModelError,
+    Sentence,
+    UsageError,
+    marked,
+    setting,
+)
 from edgespec.settings.base import FLAGS, Settings, in_flags
 from edgespec.settings.config import GenerateSettings, LoadSettings, ServerSettings
 from edgespec.settings.options import declared
@@ -61,6 +71,15 @@ def test_what_messages_name_are_settings() -> None:
     }
     assert len(named) > 15
     assert named <= known
+
+
+@pytest.mark.parametrize("kind", [RequestError, BudgetError, ModelError])
+def test_clients_of_the_server_read_flags_of_what_its_operator_sets(
+    kind: type[EdgespecError],
+) -> None:
+    error = kind(f"load it with {setting.adjustable_budget(True)} or {setting.ctx_size}")
+    told = "load it with adjustable-budget = true in a --config file or --ctx-size"
+    assert refusal_of(error).message == told
 
 
 def test_the_command_line_reads_flags(capsys: pytest.CaptureFixture[str]) -> None:
