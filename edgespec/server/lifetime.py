@@ -27,11 +27,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.refusals import overloaded
-from edgespec.completions.request_limits import (
-    BODIES_AT_ONCE,
-    max_body_bytes,
-)
+from edgespec.completions.request_limits import BODIES_AT_ONCE, max_body_bytes
 from edgespec.completions.service import Completions
+from edgespec.concurrency.owning import POLL_S
 from edgespec.errors import Cancelled
 from edgespec.ports import Progress
 from edgespec.server.application import Service
@@ -159,8 +157,9 @@ class Server:
             self._thread.join()
 
     def wait(self) -> None:
-        """Wait until `stop` or `drain` has ended the server."""
-        self._thread.join()
+        """Wait until `stop` or `drain` has ended the server, and hear signals meanwhile."""
+        while self._thread.is_alive():
+            self._thread.join(POLL_S)  # another thread may be the one that the system interrupts
 
     def close(self) -> None:
         """Close the models that are loaded. Idempotent."""

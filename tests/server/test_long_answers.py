@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+import signal
 import threading
 import time
 import weakref
@@ -125,3 +126,28 @@ def test_draining_has_a_limit(session, how):
             server.drain()
         rest = [line for line in lines if line]
     assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "shutting_down"
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="Windows sends no thread a signal")
+def test_a_signal_that_another_thread_gets_ends_the_wait(session):
+    """The system may give a second signal that comes at once, and the first with it, to any thread:
+    Ctrl-C under `timeout` was lost."""
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append(time.monotonic()))
+    try:
+        with running(session) as (_, server):
+
+            def interrupt():
+                time.sleep(0.2)
+                signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+                while not heard and time.monotonic() < began + 3:
+                    time.sleep(0.01)
+                heard.append(None)
+                server.stop()
+
+            began = time.monotonic()
+            threading.Thread(target=interrupt).start()
+            server.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard[0] is not None
