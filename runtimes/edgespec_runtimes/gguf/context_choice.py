@@ -146,9 +146,9 @@ class ContextChoice:
         """
         request, info = self._request, self.info
         given = request.batch_size and max(request.batch_size, self._least_tiled_batch)
-        # larger ones save passes of a target, and a draft nothing
-        usual = BATCH_SIZES if request.owner == "target" or self._n_gpu_layers else (TILE_ROWS,)
-        batch_sizes = [given] if given else usual
+        batch_sizes = [given] if given else BATCH_SIZES
+        if request.owner == "draft" and not self._n_gpu_layers:  # larger ones save no passes
+            batch_sizes = [min(given or TILE_ROWS, TILE_ROWS)]
         numbers = self._numbers_of_nodes
         choices = [
             (max_nodes, n_batch)
