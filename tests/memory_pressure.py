@@ -103,15 +103,6 @@ def n_killed(group: Path) -> int:
     return int(dict(line.split() for line in text.splitlines())["oom_kill"])
 
 
-def run_in_group(limit_bytes: int, *arguments: str) -> tuple[int, str, int]:
-    """Exit code and last line on stderr of a command in a group of its own, and how many processes
-    of it were killed."""
-    with control_group(limit_bytes) as group:
-        process = _started(group, "-m", "edgespec", *arguments, stderr=subprocess.PIPE)
-        _, told = process.communicate()
-        return process.returncode, "".join(told.splitlines()[-1:]), n_killed(group)
-
-
 def under_pressure(
     model: Path, limit_bytes: int, budget: str, n_tokens: int, pause_s: float = 0.0
 ) -> PressedRun:

@@ -87,11 +87,6 @@ def spans(events: Iterable[Event], name: str, track: Track | None = None) -> lis
     return sorted(found, key=lambda event: float(event["ts"]))
 
 
-def counts(events: Iterable[Event], name: str) -> list[dict[str, float]]:
-    """Values of a counter, one after the other."""
-    return [event["args"] for event in events if event["ph"] == "C" and event["name"] == name]
-
-
 def ticking(step_s: float = 1.0) -> Any:
     """A clock that goes on by a step whenever it is read."""
     ticks = itertools.count()

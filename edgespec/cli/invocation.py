@@ -23,7 +23,6 @@ from edgespec.errors import EdgespecError, UsageError, marked, setting
 from edgespec.files import cache_folder
 from edgespec.files.named_errors import named
 from edgespec.files.regular import read_at_most
-from edgespec.memory import process
 from edgespec.models import catalogue, packaged
 from edgespec.models.embedded import embedded_pair, find_config, shipped_prompts
 from edgespec.settings import arguments
@@ -46,8 +45,6 @@ FindHead = Callable[[Path, int | str], Path | None]
 
 MEASURED_SEED = 0
 """Seed of texts that a measurement writes, so that it can be repeated."""
-OPENED_BYTES = 5 << 20
-"""Memory that a command takes for what opens models, beyond what reads its flags."""
 MAX_PROMPT_BYTES = 16 << 20
 """Size limit of a prompt or a file of prompts, larger than any context."""
 
@@ -106,9 +103,8 @@ def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
 
     `defaults` are the command's own, for what neither flags nor a file say.
 
-    Raises UsageError, ModelError, FetchError, and BudgetError where the process has no room.
+    Raises UsageError, ModelError and FetchError.
     """
-    process.check_room(OPENED_BYTES, "this command")
     notes, heads = fetching.fetch_named(args)
     known = LoadSettings.known() | GenerateSettings.known()
     flags = {name: value for name, value in vars(args).items() if name in known}

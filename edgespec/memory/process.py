@@ -11,8 +11,8 @@ import platform
 import sys
 from pathlib import Path
 
-from edgespec.errors import BudgetError, UsageError, setting
-from edgespec.memory import cgroups, heap
+from edgespec.errors import UsageError, setting
+from edgespec.memory import cgroups
 from edgespec.settings.units import auto_bounds, format_size, parse_size
 
 MIB = 1 << 20
@@ -24,10 +24,6 @@ that is less, as in a small container."""
 STEP_BYTES = MIB
 """Rounding step of the process's memory in a plan: its use before loading differs by hundredths of
 a MiB from run to run, and plans should not."""
-
-KEPT_PAGES_BYTES = 16 * MIB
-"""Pages of files, of Python and its libraries, that a process uses all the time; the kernel takes
-others back before it kills."""
 
 _ROOT = Path("/")
 
@@ -109,30 +105,6 @@ def note_on_plan(planned_bytes: int) -> str | None:
         f"this machine has {format_size(total)} of memory for this process, less than the "
         f"{format_size(planned_bytes)} planned: lower {setting.memory_budget}"
     )
-
-
-def check_room(nbytes: int, what: str) -> None:
-    """Raise BudgetError if the kernel would end this process, as in a small container, when `what`
-    takes `nbytes`."""
-    total = total_bytes()
-    if _present_bytes() + nbytes <= total:
-        return
-    heap.trim_heap()
-    needed = _present_bytes() + nbytes
-    if needed > total:
-        raise BudgetError(
-            f"{what} takes about {format_size(needed)}, and this process may have "
-            f"{format_size(total)}: raise the memory limit of its container or cgroup"
-        )
-
-
-def _present_bytes() -> int:
-    """Memory of this process now, without what the kernel takes back before it kills."""
-    resident = process_rss_bytes()
-    if sys.platform != "linux":
-        return resident
-    kept = cgroups.table(_ROOT / "proc/self/status")["RssAnon"] + KEPT_PAGES_BYTES
-    return min(resident, kept)
 
 
 def auto_note(budget_bytes: int, memory_budget: int | str) -> list[str]:

@@ -289,7 +289,6 @@ class ExpertCache(Store):
             self.choice_stall_s = self.stall_s
             self.first_row_stall_s += self._first_row_share * (end - begin)
             self._trace.add(Track.TARGET, "stall", begin, end, layer=self.layers[layer].name)
-            self._trace.count_bytes("experts (MiB)", held=self.used_bytes)
 
     def _request(self, layer: int, chosen: Sequence[int]) -> None:
         """Queue the missing experts as far as there is room, matrix by matrix, in the order in

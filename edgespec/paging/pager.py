@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 
 from edgespec.concurrency.owning import Closeable, close_all
@@ -42,9 +42,9 @@ class _Slot:
     segment: int
     start: int
     nbytes: int
-    unread: deque[Run | NestedRun] = field(default_factory=deque)
+    unread: deque[Run | NestedRun]
     """Pieces of the segment that no thread has begun to read."""
-    begun_at: float = 0.0
+    begun_at: float
     n_reading: int = 0
     bytes_read: int = 0
     held: bool = False
@@ -126,7 +126,6 @@ class WeightPager(Store):
                     slot.drop()
                     break
             self._reclaim()
-            self._count_ring()
             self._change.notify_all()
 
     def cancel(self) -> None:
@@ -258,11 +257,10 @@ class WeightPager(Store):
         start = None if self._failure else self._room(segment.slot_bytes)
         if start is None:
             return None
-        slot = _Slot(self._next, start, segment.slot_bytes, deque(segment.pieces))
-        slot.begun_at = self._clock()
+        pieces = deque(segment.pieces)
+        slot = _Slot(self._next, start, segment.slot_bytes, pieces, self._clock())
         self._slots.append(slot)
         self._next = (self._next + 1) % len(self._segments)
-        self._count_ring()
         return slot
 
     def _read(self, slot: _Slot, piece: Run | NestedRun, staging: AlignedMemory) -> None:
@@ -319,15 +317,7 @@ class WeightPager(Store):
             bytes=slot.bytes_read,
         )
         self._reclaim()
-        self._count_ring()
         self._change.notify_all()
-
-    def _count_ring(self) -> None:
-        """Trace the bytes of filled slots and of the slot that is being filled."""
-        if self._trace.is_on:
-            filled = sum(slot.nbytes for slot in self._slots if slot.ready and not slot.dropped)
-            reading = sum(slot.nbytes for slot in self._slots if not slot.ready)
-            self._trace.count_bytes("ring (MiB)", filled=filled, reading=reading)
 
 
 class PinnedSegments(Closeable):
@@ -351,19 +341,12 @@ class PinnedSegments(Closeable):
         except BaseException:
             self.drop(segment)
             raise
-        self._count()
         return memory.address
 
     def drop(self, segment: Segment) -> None:
         """Free the memory of a segment."""
         self._memory.pop(segment.extents).close()
-        self._count()
 
     def close(self) -> None:
         memory, self._memory = self._memory, {}
         close_all(*(part.close for part in memory.values()))
-
-    def _count(self) -> None:
-        if self._trace.is_on:
-            pinned = sum(memory.nbytes for memory in self._memory.values())
-            self._trace.count_bytes("pinned (MiB)", pinned=pinned)

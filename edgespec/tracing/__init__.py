@@ -1,1 +1,1 @@
-"""Records spans of time and counters of memory, and writes them to a trace file."""
+"""Records spans of time, and writes them to a trace file."""

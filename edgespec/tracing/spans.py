@@ -1,4 +1,4 @@
-"""Spans on tracks and counters of bytes: the interface of traces, which is off by default.
+"""Spans on tracks: the interface of traces, which is off by default.
 
 A trace that is off keeps nothing and reads no clock; `trace_file.py` writes one to a file.
 """
@@ -64,9 +64,6 @@ class Trace(Closeable):
         self, track: Track, name: str, begin_s: float, end_s: float, /, **details: Detail
     ) -> None:
         """Record a span that was measured with `time.perf_counter`."""
-
-    def count_bytes(self, name: str, **nbytes: int) -> None:
-        """Record the current bytes of each series of the counter `name`."""
 
     def flush(self) -> None:
         """Write pending records. Raises nothing: `close` raises a failure."""

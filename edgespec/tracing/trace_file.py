@@ -32,8 +32,6 @@ _THREADS = {track: number for number, track in enumerate(Track, 1)}
 
 
 class _Event(NamedTuple):
-    phase: str
-    """Phase of the trace event format: `X` for a span, `C` for a counter."""
     track: Track
     name: str
     begin_s: float
@@ -116,14 +114,7 @@ class TraceFile(Trace):
     def add(
         self, track: Track, name: str, begin_s: float, end_s: float, /, **details: Detail
     ) -> None:
-        self._record(_Event("X", track, name, begin_s, end_s, details))
-
-    def count_bytes(self, name: str, **nbytes: int) -> None:
-        now_s = self.clock()
-        series: dict[str, Detail] = {
-            key: round(value / (1 << 20), 3) for key, value in nbytes.items()
-        }
-        self._record(_Event("C", Track.ENGINE, name, now_s, now_s, series))
+        self._record(_Event(track, name, begin_s, end_s, details))
 
     def flush(self) -> None:
         with self._writing:
@@ -175,13 +166,12 @@ class TraceFile(Trace):
         )
         written: dict[str, object] = {
             "name": event.name,
-            "ph": event.phase,
+            "ph": "X",
             "pid": 1,
             "tid": _THREADS[event.track],
             "ts": begin_ns / 1000,
+            "dur": (end_ns - begin_ns) / 1000,
         }
-        if event.phase == "X":
-            written["dur"] = (end_ns - begin_ns) / 1000
         details = event.details
         if "bytes" in details and end_ns > begin_ns:
             speed = float(details["bytes"]) * 1e3 / (end_ns - begin_ns)

@@ -14,7 +14,6 @@ from edgespec.cli.flags import groups
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import model_path
 from edgespec.diagnosis.machine import examine
-from edgespec.memory import process
 from edgespec.registry import Finding, Topic
 from edgespec.reports import Report, Row
 
@@ -37,14 +36,11 @@ def add_to(parser: ArgumentParser) -> None:
     groups.add_output(parser)
 
 
-EXAMINING_BYTES = 5 << 20
-"""Memory that examining the machine takes, before runtimes are imported."""
 MARKS = {"fine": " ", "note": "-", "problem": "!"}
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Examine and report."""
-    process.check_room(EXAMINING_BYTES, "edgespec doctor")
     console = Console(quiet="json" in args)
     model: Path | None = model_path(args.model) if "model" in args else None
     findings = []

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "EDGESPEC_API_KEY"
 MAX_KEY_BYTES = 64 << 10
-IMPORTED_BYTES = 16 << 20
-"""Memory that importing the server takes."""
 
 _DESCRIPTION = """\
 Run an HTTP server with OpenAI's API. As many requests as -np says are answered at once, others wait
@@ -74,7 +72,6 @@ def add_to(parser: ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Serve until Ctrl-C or SIGTERM, and let requests under way end."""
-    process.check_room(IMPORTED_BYTES, "edgespec serve")
     with extras.needed("serve", "serving needs starlette and uvicorn"):
         from edgespec.server import lifetime  # first, so that its memory is planned
 

@@ -35,8 +35,6 @@ COMMANDS = {
     "models": "list, describe, download and make models",
 }
 """Commands and their descriptions in `--help`."""
-IMPORTED_BYTES = 13 << 20
-"""Memory that importing a command takes."""
 ALL = "*"
 """Stands for all commands."""
 EVERYDAY = {
@@ -198,12 +196,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 def command_module(name: str) -> Any:
     """The module of a command, with its flags (`add_to`) and what it does (`run`)."""
-    module = f"edgespec.cli.commands.{name.replace('-', '_')}"
-    if module not in sys.modules:
-        from edgespec.memory import process  # here, because --help does without
-
-        process.check_room(IMPORTED_BYTES, f"edgespec {name}")
-    return import_module(module)
+    return import_module(f"edgespec.cli.commands.{name.replace('-', '_')}")
 
 
 def _parsers(chosen: str | None = ALL) -> tuple[_Parser, dict[str, _Parser], dict[str, _Parser]]:

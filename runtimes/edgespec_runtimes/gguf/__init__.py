@@ -11,16 +11,11 @@ if TYPE_CHECKING:
     from edgespec_runtimes.gguf.entry import runtime as runtime
 
 OPTIONS = GgufOptions
-IMPORTED_BYTES = 4 << 20
-"""Memory that importing this runtime takes."""
 
 
 def __getattr__(name: str) -> object:
     if name != "runtime":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from edgespec.memory import process
-
-    process.check_room(IMPORTED_BYTES, "importing llama.cpp")
     try:
         from edgespec_runtimes.gguf.entry import runtime
     except (OSError, RuntimeError) as error:  # from llama_cpp, if its library cannot be loaded

@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from edgespec.errors import EdgespecError, ModelError, UsageError, setting
 from edgespec.files.regular import open_regular
-from edgespec.memory import process
 from edgespec.ports.baselines import Baselines
 from edgespec.registry import Finding, ModelRequest, Runtime
 from edgespec.values import ModelDetails
 from edgespec_runtimes.gguf.file.architectures import turns_texts_into_vectors
 from edgespec_runtimes.gguf.file.details import details_of, info_of
 from edgespec_runtimes.gguf.file.header import (
-    GgufArray,
     GgufFile,
-    ValueType,
     is_gguf,
     read_header,
 )
@@ -39,11 +36,6 @@ if TYPE_CHECKING:
 
 HYPERPARAMETERS_BYTES = 1 << 20
 """Size of a file's beginning that has its hyperparameters, which precede the vocabulary."""
-PLANNING_BYTES, BYTES_PER_TEXT = 7 << 20, 220
-"""Memory that planning takes for graphs, and for each token or merge of the vocabulary: 7 MiB of a
-small model, 36 with 98,000 texts, 72 with 303,000."""
-CHECKED_BYTES_PER_TEXT = 50
-"""Memory that checking a header takes for each token or merge: 15 MiB with 303,000."""
 
 
 class GgufRuntime(Runtime):
@@ -70,7 +62,7 @@ class GgufRuntime(Runtime):
                 gpu.start(device)
         seconds: dict[str, float] = {}
         with request.phase("header and vocabulary", seconds):
-            header = _header_if_there_is_room(request.path)
+            header = read_header(request.path)
             validate(header, request.owner == "draft")
             prepared = _prepared(request, header)
         prepared.seconds |= seconds
@@ -127,7 +119,7 @@ class GgufRuntime(Runtime):
     def prepare_embedder(self, request: ModelRequest) -> PreparedGgufEmbedder:
         from edgespec_runtimes.gguf.embedding_model import PreparedGgufEmbedder
 
-        header = _header_if_there_is_room(request.path)
+        header = read_header(request.path)
         validate(header, embeds=True)
         return PreparedGgufEmbedder(request, header)
 
@@ -141,27 +133,11 @@ class GgufRuntime(Runtime):
 
     def describe(self, path: Path) -> ModelDetails:
         header = read_header(path)
-        process.check_room(_n_texts(header) * CHECKED_BYTES_PER_TEXT, f"reading {header.name}")
         validate(header, as_draft=True)
         details = details_of(header)
         if not is_trimmed(header):
             return details
         return replace(details, info=info_of(header, trimmed_shape(header).n_vocab))
-
-
-def _header_if_there_is_room(path: Path) -> GgufFile:
-    """Header of the file, unless the kernel would kill the process while the model is planned;
-    raises BudgetError then."""
-    header = read_header(path)
-    nbytes = PLANNING_BYTES + _n_texts(header) * BYTES_PER_TEXT
-    process.check_room(nbytes, f"planning {header.name}")
-    return header
-
-
-def _n_texts(header: GgufFile) -> int:
-    """Number of the vocabulary's tokens and merges."""
-    arrays = (value for value in header.metadata.values() if isinstance(value, GgufArray))
-    return sum(len(array) for array in arrays if array.kind is ValueType.STRING)
 
 
 def _prepared(request: ModelRequest, header: GgufFile) -> PreparedGguf:

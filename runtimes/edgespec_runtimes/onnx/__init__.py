@@ -11,16 +11,11 @@ if TYPE_CHECKING:
     from edgespec_runtimes.onnx.entry import runtime as runtime
 
 OPTIONS = OnnxOptions
-IMPORTED_BYTES = 20 << 20
-"""Memory that importing this runtime takes."""
 
 
 def __getattr__(name: str) -> object:
     if name != "runtime":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from edgespec.memory import process
-
-    process.check_room(IMPORTED_BYTES, "importing onnxruntime")
     with silenced():
         from edgespec_runtimes.onnx.entry import runtime
     globals()["runtime"] = runtime

@@ -16,7 +16,6 @@ from pathlib import Path
 import onnxruntime as ort
 
 from edgespec.errors import UsageError, setting
-from edgespec.memory import process
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.heap import trim_heap
 from edgespec.memory.needs import ModelNeeds
@@ -61,9 +60,6 @@ from edgespec_runtimes.onnx.weights.paged import EmbeddingTable, OnnxWeights, op
 
 SMALL_MODEL_BYTES = 64 * MIB
 """Size of weights below which a second thread costs more than it gains."""
-PLANNING_BYTES, BYTES_PER_NODE = 5 << 20, 6 << 10
-"""Memory that planning takes, and for each node of the graph: 9 MiB with 190, 15 with 1,600, 29
-with 3,600, with pages that the kernel can take back."""
 TREES_OF_ROOM = 4
 """Number of trees for which there are cache slots beyond a full context."""
 MOST_ROOM = 0.1
@@ -93,8 +89,6 @@ class PreparedOnnx(PreparedModel):
         where = str(path)
         with self._phase("graph and vocabulary"):
             read = read_source(path)
-            nbytes = PLANNING_BYTES + len(read.model.graph.node) * BYTES_PER_NODE
-            process.check_room(nbytes, f"planning {path}")
             source = artifacts.as_bytes(read)
             self._graph = compacted(simplified(source.model, where))
             source = replace(source, model=self._graph)

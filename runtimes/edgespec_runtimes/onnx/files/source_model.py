@@ -20,7 +20,6 @@ from onnx import TensorProto, helper
 
 from edgespec.errors import ModelError
 from edgespec.files.regular import read_regular
-from edgespec.memory import process
 from edgespec.paging.reader import Extent
 from edgespec_runtimes.onnx.files.outline import INLINE_BYTES, THIS_FILE, read_outline
 from edgespec_runtimes.onnx.files.roles import set_head_size
@@ -32,9 +31,6 @@ BROWSER_FOLDER = "onnx"
 """Folder of the graphs in repositories for browsers (Transformers.js)."""
 GENAI_CONFIG = "genai_config.json"
 MAX_CONFIG_BYTES = 64 << 20
-READ_BYTES, BYTES_PER_OUTLINE_BYTE = 4 << 20, 14
-"""Memory that reading a graph takes, and for each byte of it without weights: 8 MiB with 0.25 MB,
-26 with 1.9."""
 _BITS: dict[int, int] = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4}
 
 
@@ -162,7 +158,6 @@ def named_model(path: Path) -> Path:
 def read_source(path: Path) -> SourceModel:
     """Read the graph of the ONNX file at `path`. Raises ModelError."""
     outline = read_outline(path)
-    process.check_room(READ_BYTES + len(outline) * BYTES_PER_OUTLINE_BYTE, f"reading {path}")
     try:
         model = onnx.ModelProto.FromString(outline)
     except DecodeError as error:
