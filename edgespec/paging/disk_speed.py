@@ -6,21 +6,15 @@ Prints nothing and keeps nothing in memory.
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from edgespec.concurrency.owning import close_all
-from edgespec.paging.reader import (
-    BLOCK_BYTES,
-    READ_BYTES,
-    AlignedMemory,
-    DirectReader,
-    Run,
-    block_floor,
-)
+from edgespec.paging.reader import BLOCK_BYTES, READ_BYTES, AlignedMemory, DirectReader, Run
 
-SAMPLE_S = 0.3
+SAMPLE_S, MAX_READS = 0.3, 1024
 USUAL_BYTES_PER_S = 1_000_000_000
 """A disk that was not measured: between SATA and NVMe drives."""
 
@@ -36,28 +30,20 @@ def bytes_per_second(
 
     None if the file is too small. Raises WeightReadError.
     """
-    starts = _spread(path.stat().st_size)
-    if not starts:
+    count = (path.stat().st_size - BLOCK_BYTES) // READ_BYTES
+    if count <= 0:
         return None
+    # far apart, so that the drive's read-ahead does not help
+    places = random.Random(0).sample(range(count), min(count, MAX_READS))
     memory = AlignedMemory(READ_BYTES)
     reader = DirectReader([path])
     try:
         began, done = clock(), 0
-        for start in starts:
-            run = Run(0, start, READ_BYTES, READ_BYTES, 0)
+        for place in places:
+            run = Run(0, place * READ_BYTES, READ_BYTES, READ_BYTES, 0)
             done += reader.read(run, memory.view(0, READ_BYTES), lambda: False)
             if clock() - began > sample_s:
                 break
         return min(done / max(clock() - began, 1e-6), limit or math.inf)
     finally:
         close_all(reader.close, memory.close)
-
-
-def _spread(size_bytes: int) -> list[int]:
-    """Offsets of whole, block-aligned reads, the middle of the file first.
-
-    Successive offsets are far apart, so that the drive's read-ahead does not help.
-    """
-    count = (size_bytes - BLOCK_BYTES) // READ_BYTES
-    step = next((step for step in (7, 5, 3, 2) if count % step), 1)
-    return [block_floor((i * step + count // 2) % count * READ_BYTES) for i in range(count)]

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from edgespec.errors import EdgespecError
 from edgespec.paging.eviction import LeastLikely
 from edgespec.paging.expert_layers import ExpertLayer, chosen_experts
 from edgespec.paging.expert_memory import ExpertMemory, Slice
@@ -25,7 +24,8 @@ from edgespec.values import ExpertStats
 
 
 class ExpertCache(Store):
-    """A cache of experts of all layers, of `capacity_bytes`.
+    """A cache of experts of all layers, of `capacity_bytes`, which hold at least what a token
+    chooses in one layer.
 
     `acquire` and `release` belong to one consumer thread. An acquired expert stays in memory until
     it is released. A failed read raises WeightReadError in `acquire`; the next one tries again.
@@ -40,12 +40,6 @@ class ExpertCache(Store):
         clock: Callable[[], float] = time.perf_counter,
         trace: Trace = OFF,
     ) -> None:
-        least = max(layer.n_used * layer.room_bytes for layer in layers)
-        if capacity_bytes < least:
-            raise EdgespecError(
-                f"the cache of {capacity_bytes:,} bytes cannot hold the experts that a token "
-                f"chooses in one layer: {least:,} bytes"
-            )
         self.layers = tuple(layers)
         self._hits = self._misses = 0
         self._capacity = capacity_bytes
@@ -95,14 +89,9 @@ class ExpertCache(Store):
         """Read the chosen experts of a layer, int [n_tokens, n_used]; False once cancelled.
 
         Waits for their slices of all matrices but the last, for which `complete` waits: it is read
-        while the others are computed. Raises EdgespecError when they do not fit at once.
+        while the others are computed. They must fit at once, as `holds` tells.
         """
         chosen = chosen_experts(choices)
-        if not self.holds(layer, len(chosen)):
-            raise EdgespecError(
-                f"{len(chosen)} experts of {self.layers[layer].name} do not fit into the cache of "
-                f"{self._capacity:,} bytes"
-            )
         with self._lock:
             self._count(layer, chosen, choices)
             self._acquired.update((layer, expert) for expert in chosen)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from edgespec.concurrency.owning import Closeable, close_all
-from edgespec.errors import EdgespecError
 from edgespec.paging.reader import (
     STAGING_BYTES,
     AlignedMemory,
@@ -111,7 +110,9 @@ class WeightPager(Store):
                 try:
                     slot = self._wait_for(index)
                 finally:
-                    self._count_stall(index, begin, self._clock())
+                    end = self._clock()
+                    self.stall_s += end - begin
+                    self._trace.add(Track.TARGET, "stall", begin, end, segment=index)
                 if slot is None:
                     return None
             slot.held = True
@@ -152,11 +153,6 @@ class WeightPager(Store):
         close_all(self._reader.close, self._ring.close)
 
     def _start(self, segments: Sequence[Segment], ring_bytes: int) -> None:
-        largest = max((segment.slot_bytes for segment in segments), default=0)
-        if ring_bytes < largest:
-            raise EdgespecError(
-                f"the ring of {ring_bytes:,} bytes cannot hold a segment of {largest:,} bytes"
-            )
         self._segments = tuple(segments)
         self._ring = AlignedMemory(ring_bytes)
         self._slots: deque[_Slot] = deque()
@@ -177,10 +173,6 @@ class WeightPager(Store):
         for thread in self._threads:
             thread.join()
         self._slots.clear()
-
-    def _count_stall(self, index: int, begin: float, end: float) -> None:
-        self.stall_s += end - begin
-        self._trace.add(Track.TARGET, "stall", begin, end, segment=index)
 
     def _ready_slot(self, index: int) -> _Slot | None:
         for slot in self._slots:

@@ -39,8 +39,6 @@ class BlockChain:
         """Names of the first blocks of the slot's text."""
         self._n_stored = 0
         """Number of blocks that are known to be stored."""
-        self._n_doubted = 0
-        """Number of blocks that are written even if there are files, as one was damaged."""
 
     def begin(self, client: str) -> None:
         """Use the texts of `client` from now on."""
@@ -68,7 +66,8 @@ class BlockChain:
         for name in names[n_loaded:]:
             check()
             if not self._load_block(name):
-                self._n_doubted = len(names)
+                for later in names[n_loaded:]:  # perhaps damaged, too
+                    self._folder.delete(later)
                 break
             n_loaded += 1
         self._names, self._n_stored = names[:n_loaded], n_loaded
@@ -102,26 +101,21 @@ class BlockChain:
         if len(self._names) <= place:
             self._names = self.names(text[: n_tokens - n_tokens % n])
         name = self._names[place]
-        if place < self._n_doubted or not self._folder.has(name):
-            self._write_block(name, place * n)
+        if not self._folder.has(name):
+            try:
+                self._folder.write(name, self._model.write_block(place * n, self._slot))
+            except EdgespecError as error:
+                self._folder.stop(str(error))
         self._n_stored += 1
         if (self._n_stored + 1) * n > n_tokens:
             self._folder.touch(self._names[: self._n_stored])
         return True
-
-    def _write_block(self, name: str, begin: int) -> None:
-        model = self._model
-        try:
-            self._folder.write(name, model.write_block(begin, self._slot))
-        except EdgespecError as error:
-            self._folder.stop(str(error))
 
     def rewind(self, n_tokens: int) -> None:
         """The slot's text was cut to `n_tokens`."""
         n_blocks = n_tokens // self.block_tokens
         del self._names[n_blocks:]
         self._n_stored = min(self._n_stored, n_blocks)
-        self._n_doubted = min(self._n_doubted, n_blocks)
 
     @property
     def _first_name(self) -> str:

@@ -3,8 +3,8 @@
 Such a text goes on only where all of its state was kept: at the ends of earlier prompts. A
 checkpoint is stored in pieces; the one that ends it is written last and deleted first, and its name
 tells the number of tokens, so that the longest one that a text begins with is found by a list of
-names. What attention layers hold besides is in blocks, which texts share. Blocks that hold nothing
-tell where texts diverge, so that a checkpoint is made there.
+names. What attention layers hold besides is in blocks, which texts share; they tell where texts
+diverge, so that a checkpoint is made there.
 """
 
 from __future__ import annotations
@@ -56,10 +56,7 @@ class CheckpointChain(BlockChain):
         name = self._name(self.names(text), text, end)
         self.empty()
         n_in_blocks = end - end % n
-        if not self._has_blocks:
-            self._names = self.names(text)
-            self._n_stored = len(self._names)
-        elif super().load(text, 0, check) < n_in_blocks:
+        if self._has_blocks and super().load(text, 0, check) < n_in_blocks:
             return self._fail(name)
         used: list[str] = []
         try:
@@ -93,7 +90,7 @@ class CheckpointChain(BlockChain):
             return False
         for end in self._model.checkpoints(self._slot):
             if MIN_TOKENS <= end <= n_tokens and end not in self._kept:
-                if not super().keep(text, end):
+                if not (self._has_blocks and super().keep(text, end)):
                     self._keep_piece(text[:end], end)
                 return True
         return False
@@ -118,12 +115,6 @@ class CheckpointChain(BlockChain):
             self._folder.stop(str(error))
         self._kept.add(end)
         self._next = (0, 1)
-
-    def _write_block(self, name: str, begin: int) -> None:
-        if self._has_blocks:
-            super()._write_block(name, begin)
-        else:
-            self._folder.write(name, memoryview(b""))
 
     def rewind(self, n_tokens: int) -> None:
         super().rewind(n_tokens)

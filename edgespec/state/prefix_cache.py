@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,10 +19,7 @@ from edgespec.state.blocks import BlockFolder
 from edgespec.state.chains import MIN_TOKENS, BlockChain
 from edgespec.state.checkpoint_chain import CheckpointChain
 
-FORMAT = 3
-_DECIDING = re.compile("amx|asimd|avx|bf16|f16c|fma|i8mm|sme(?!p)|ssse3|sve")
-"""Prefixes of Linux's names of instruction sets by which libraries choose kernels; kernels differ
-in rounding."""
+FORMAT = 4
 
 
 class SlotPrefixes:
@@ -125,22 +120,14 @@ def _root(model: LanguageModel) -> str:
         of_files = sampled_digest(model.state_origin.files)
     except OSError as error:
         raise StateError(f"{model.info.name} cannot be read: {error}") from error
+    name, instruction_sets = processor()  # kernels that libraries choose differ in rounding
     content = {
         "format": FORMAT,
         "edgespec": installed_version(),
-        "processor": instruction_sets(),
+        "processor": [name, *sorted(instruction_sets)],
         "fingerprint": of_files,
         "settings": dict(model.state_origin.settings),
         "tokens of a block": model.info.block_tokens,
         "tokens of a tile": model.info.prompt_tile,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def instruction_sets(root: Path = Path("/")) -> str:
-    """Names of the processor's instruction sets that affect rounding, in one line.
-
-    It is the machine type where the system does not list them.
-    """
-    _, names = processor(root)
-    return " ".join(sorted(name for name in names if _DECIDING.match(name))) or platform.machine()

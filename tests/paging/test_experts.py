@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.errors import EdgespecError, WeightReadError
+from edgespec.errors import WeightReadError
 from edgespec.paging.expert_cache import ExpertCache
 from edgespec.paging.expert_layers import ExpertLayer
 from edgespec.paging.reader import BLOCK_BYTES, DirectReader
@@ -172,20 +172,6 @@ def test_cancelling_wakes_who_waits(opened: Callable[..., tuple]) -> None:
     cache.resume()
     assert cache.acquire(0, choice([2, 3])) and cache.complete(0)
     assert slices(cache, 0, 3) == slices_in(content, cache.layers[0], 3)
-
-
-def test_more_experts_than_fit_are_refused(opened: Callable[..., tuple]) -> None:
-    cache, _, _ = opened(make_layers(1, 4), n_fitting=3)
-    with pytest.raises(EdgespecError, match="do not fit"):
-        cache.acquire(0, choice([0, 1, 2, 3]))
-
-
-def test_a_cache_below_what_a_token_chooses_in_any_layer_is_refused(
-    opened: Callable[..., tuple],
-) -> None:
-    layers = [*make_layers(1, 4, n_used=1), *make_layers(1, 4, n_used=3)]
-    with pytest.raises(EdgespecError, match="experts"):
-        opened(layers, n_fitting=2)
 
 
 def test_closing_leaves_no_thread(opened: Callable[..., tuple]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.errors import EdgespecError, WeightReadError
+from edgespec.errors import WeightReadError
 from edgespec.paging.pager import PinnedSegments, WeightPager
 from edgespec.paging.reader import (
     BLOCK_BYTES,
@@ -325,11 +325,6 @@ def test_cancelling_wakes_a_waiting_consumer(pagers: Callable[..., WeightPager])
     assert pager.acquire(0) is None
     pager.resume()
     assert pager.acquire(0) is not None
-
-
-def test_a_ring_below_the_largest_segment_is_refused() -> None:
-    with pytest.raises(EdgespecError, match="cannot hold"):
-        WeightPager(equal_segments(1, 3 * BLOCK_BYTES), SlowReader(), BLOCK_BYTES)
 
 
 def test_closing_ends_the_thread_while_it_reads() -> None:

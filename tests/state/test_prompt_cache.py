@@ -6,7 +6,6 @@ from pathlib import Path
 
 from commands_here import run_here
 from edgespec.files.sampled import sampled_digest
-from edgespec.state.prefix_cache import instruction_sets
 
 PROMPT = "def f(x):\n    return x + 1\n" * 24
 
@@ -16,13 +15,6 @@ def test_generate_reads_a_prompt_once(tmp_path: Path) -> None:
     first, second = (run_here(*ask).json for _ in range(2))
     assert second["text"] == first["text"]
     assert first["reused_tokens"] == 0 < second["reused_tokens"]
-
-
-def test_instruction_sets_that_decide_rounding_are_told(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    listed = "processor : 0\nflags : fpu avx2 sse fma avx512f\n"
-    (tmp_path / "proc/cpuinfo").write_text(listed)
-    assert instruction_sets(tmp_path) == "avx2 avx512f fma"
 
 
 def test_a_changed_model_file_has_other_prefixes(tmp_path: Path) -> None:
