@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 1238,
     "chat": 1399,
     "cli": 4497,
-    "completions": 3688,
+    "completions": 3693,
     "concurrency": 480,
     "diagnosis": 480,
     "engine": 4001,

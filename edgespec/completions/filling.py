@@ -17,6 +17,8 @@ _FILL_MARKS = (
 )
 """Spellings of the tokens for filling in the middle: Qwen's and CodeGemma's, StarCoder's,
 Granite's, DeepSeek's, GLM's."""
+_FILE_MARKS = ("<|file_sep|>", "<file_sep>", "<|file_separator|>")
+"""Spellings of the token in front of each file of several: Qwen's, StarCoder's, CodeGemma's."""
 
 
 class FillingIn:
@@ -43,10 +45,13 @@ class FillingIn:
                 param,
             )
         tokens = self._encode("")
+        mark = next((mark for mark in _FILE_MARKS if len(self.tokens(mark)) == 1), "\n")
         with reading("input_extra", "input_extra"):
             for file in extra:
                 name, text = string(file.get("filename", "file")), string(file["text"])
-                tokens += self.tokens(f"<|file_sep|>{name}\n{text}\n")
+                tokens += self.tokens(f"{mark}{name}\n{text}\n")
+        if extra:
+            tokens += self.tokens(f"{mark}file\n")
         first, second, third = self._marks
         tokens += [first, *self.tokens(prefix), second, *self.tokens(suffix), third]
         return tokens + (self.tokens(begun) if begun else [])

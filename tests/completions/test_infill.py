@@ -41,9 +41,14 @@ def test_the_middle_follows_prefix_and_suffix(marks: dict[str, int]) -> None:
     assert completions(marks).filling.prompt("a", "b", begun="c")[-2:] == [3, ord("c")]
 
 
-def test_other_files_come_first() -> None:
-    tokens = completions(QWEN).filling.prompt("", "", [{"filename": "f", "text": "t"}])
-    assert tokens == [BOS, 4, *map(ord, "f\nt\n"), 1, 2, 3]
+@pytest.mark.parametrize(
+    ("marks", "mark"), [(QWEN, 4), (STARCODER | {"<file_sep>": 5}, 5), (STARCODER, ord("\n"))]
+)
+def test_other_files_come_first_each_behind_the_vocabularys_mark(
+    marks: dict[str, int], mark: int
+) -> None:
+    tokens = completions(marks).filling.prompt("", "", [{"filename": "f", "text": "t"}])
+    assert tokens == [BOS, mark, *map(ord, "f\nt\n"), mark, *map(ord, "file\n"), 1, 2, 3]
 
 
 @pytest.mark.parametrize("file", [{}, {"filename": "f"}, {"filename": 1, "text": "t"}, {"text": 2}])
