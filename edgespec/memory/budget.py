@@ -355,7 +355,7 @@ def _error_text(budget_bytes: int, smallest: int, rows: Sequence[MemoryRow], res
         if row.nbytes >= MIB
     )
     return (
-        f"the memory budget of {budget_bytes // MIB} MiB is too small: at least "
+        f"the memory budget of {budget_bytes / MIB:.0f} MiB is too small: at least "
         f"{-(-smallest // MIB)} MiB are needed (in MiB: {parts}, the rest for {rest}); "
         f"raise {setting.memory_budget} or lower {setting.ctx_size}"
     )
