@@ -23,6 +23,7 @@ from edgespec.files import gguf_names
 from edgespec.memory import heap, process
 from edgespec.memory.division import HEADROOM_SHARE
 from edgespec.models import model_files
+from edgespec.settings.base import in_flags
 from edgespec.settings.config import DEFAULT_CTX_SIZE
 from edgespec.settings.units import format_size
 
@@ -123,8 +124,7 @@ class ModelList:
             given.pop("models_dir", None)
             if model.embeds:
                 given["no_draft"] = True
-            args = argparse.Namespace(**given)
-            settings = settings_from(args, **self._defaults)
+            settings = settings_from(argparse.Namespace(**given), **self._defaults)
             self._settings[model.name] = for_requests(settings, self.body_bytes)
         return self._settings[model.name]
 
@@ -206,8 +206,8 @@ class ModelList:
         except (EdgespecError, OSError) as error:
             if model is self.first:
                 raise
-            model.error, model.is_unusable = marked(error), True
-            self._console.note(f"note: {model.name} cannot be loaded: {marked(error)}")
+            model.error, model.is_unusable = in_flags(marked(error)), True
+            self._console.note(f"note: {model.name} cannot be loaded: {model.error}")
         finally:
             heap.trim_heap()
 

@@ -17,10 +17,11 @@ from typing import Any
 
 from edgespec.completions.protocols.model_names import HostedModel, not_loaded
 from edgespec.concurrency.owning import close_all
-from edgespec.errors import Cancelled, EdgespecError
+from edgespec.errors import Cancelled, EdgespecError, marked
 from edgespec.ports import Progress
 from edgespec.server.queueing import Turns
 from edgespec.session.asynchronous import in_thread
+from edgespec.settings.base import in_flags
 
 _LOOK_S = 0.02
 """Seconds between looks at whether it is the turn of a model that is waited for."""
@@ -177,7 +178,7 @@ class ModelHost:
             # its traceback would keep the model in memory
             known = isinstance(error, EdgespecError | OSError)
             told = "" if known else f"unexpected {type(error).__name__}: "
-            model.error = " ".join(f"{told}{error}".split())
+            model.error = " ".join(f"{told}{in_flags(marked(error))}".split())
         else:
             self.n_loads += 1
             model.served = served

@@ -13,7 +13,7 @@ import pytest
 
 from edgespec.completions.protocols.model_names import HostedModel, model_named
 from edgespec.completions.refusals import Refusal
-from edgespec.errors import Cancelled, ModelError
+from edgespec.errors import Cancelled, ModelError, setting
 from edgespec.server.hosting import ModelHost
 
 
@@ -160,12 +160,14 @@ def test_an_embedding_model_comes_instead_of_one_that_leaves_no_room() -> None:
 
 
 def test_a_model_that_cannot_be_loaded_is_an_error_for_its_requests_only(world: World) -> None:
-    world.fails["b.gguf"] = ModelError("b.gguf is damaged:\n download it again")
+    damaged = f"b.gguf is damaged:\n download it again, or give another {setting.model}"
+    world.fails["b.gguf"] = ModelError(damaged)
 
     async def steps() -> None:
         with pytest.raises(Refusal, match=r"b\.gguf") as e:
             await world.ask(world.b)
         assert e.value.status == 500
+        assert str(e.value).endswith("download it again, or give another --model")
         assert await world.ask(world.a) == "a.gguf"
 
     run(steps())

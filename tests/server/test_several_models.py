@@ -204,6 +204,12 @@ def test_json_that_is_broken_is_refused_before_a_model_is_loaded(url: str) -> No
 
 
 @pytest.mark.slow
+def test_why_a_model_cannot_be_loaded_is_said_in_flags(tmp_path: Path) -> None:
+    (tmp_path / "gone.gguf").symlink_to("nowhere")
+    (model,) = listed(models_dir=str(tmp_path)).models
+    assert model.error and model.error.endswith("with --model or --model-draft")
+
+
 def test_the_first_model_that_is_named_has_to_fit(folder: Path) -> None:
     args = Namespace(model=[str(folder / "one.gguf"), str(folder / "two.gguf")])
     args.memory_budget, args.quiet = "20MiB", True
