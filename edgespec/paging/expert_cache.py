@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 
 import numpy as np
 
 from edgespec.paging.eviction import LeastLikely
 from edgespec.paging.expert_layers import ExpertLayer, chosen_experts
-from edgespec.paging.expert_memory import ExpertMemory, Slice
+from edgespec.paging.expert_memory import ExpertMemory
 from edgespec.paging.reader import Reader
 from edgespec.paging.slice_reads import Entry, SliceRead, SliceReads
 from edgespec.paging.store import Store
@@ -50,10 +49,11 @@ class ExpertCache(Store):
         self._slice_room = [[matrix.room_bytes for matrix in layer.matrices] for layer in layers]
         self.used_bytes = 0
         self._entries: list[dict[int, Entry]] = [{} for _ in layers]
-        self._transient: dict[Slice, Entry] = {}
-        """Slices that are read for one product only, by layer, matrix and expert."""
-        self._group: set[Slice] = set()
-        """Slices of the group that is computed now, by layer, matrix and expert."""
+        """Experts that are in memory or being read, by layer."""
+        self._transient: set[tuple[int, int]] = set()
+        """Those of which a single slice is there, for one product."""
+        self._group: set[tuple[int, int]] = set()
+        """Those of the group that is computed now."""
         self._acquired: set[tuple[int, int]] = set()
         self._cancelled = False
         self._first_row_share = 1.0
@@ -173,40 +173,34 @@ class ExpertCache(Store):
     def _gather(self, layer: int, matrix: int, remaining: Sequence[int]) -> list[int]:
         """A group of as many experts as there is room for, when their slices are read; empty once
         cancelled."""
-        group: list[int] = []
+        group, present = list[int](), self._entries[layer]
 
         def arrived() -> bool:
             group.extend(() if group else self._request_group(layer, matrix, remaining))
-            entries = [self._entry(layer, matrix, expert) for expert in group]
-            return bool(group) and not any(matrix in entry.unread for entry in entries)
+            return bool(group) and not any(matrix in present[expert].unread for expert in group)
 
         if self._cancelled or not self._wait(layer, arrived):
             self._end_group(layer)
             return []
-        entries = [self._entry(layer, matrix, expert) for expert in group]
-        if failure := next((entry.failure for entry in entries if entry.failure), None):
+        failures = (present[expert].failure for expert in group)
+        if failure := next(filter(None, failures), None):
             self._end_group(layer)
             self._failure(layer, group)
             raise failure
         return group
 
     def _request_group(self, layer: int, matrix: int, remaining: Sequence[int]) -> list[int]:
-        """The cached experts, and transient slices of others as far as there is room."""
-        group = [expert for expert in remaining if self._is_cached((layer, matrix, expert))]
-        self._acquired.update((layer, expert) for expert in group)
-        self._group = {(layer, matrix, expert) for expert in group}
-        room_bytes = self._slice_room[layer][matrix]
-        reads = []
+        """The experts that are there, and single slices of others as far as there is room."""
+        present, reads = self._entries[layer], []
+        group = [e for e in remaining if e in present and matrix in present[e].matrices]
+        self._group = {(layer, expert) for expert in group}
+        self._acquired |= self._group
         for expert in remaining:
-            if self._is_cached((layer, matrix, expert)):
-                continue
-            if not self._make_room(room_bytes):
-                break
-            entry = self._transient[layer, matrix, expert] = Entry({matrix})
-            self.used_bytes += room_bytes
-            self._group.add((layer, matrix, expert))
-            reads.append(SliceRead(layer, expert, matrix, entry))
-            group.append(expert)
+            if expert not in present and (entry := self._begin(layer, expert, [matrix])):
+                self._transient.add((layer, expert))
+                self._group.add((layer, expert))
+                reads.append(SliceRead(layer, expert, matrix, entry))
+                group.append(expert)
         self._reads.put(reads)
         return group
 
@@ -217,24 +211,10 @@ class ExpertCache(Store):
         self._drop_transient()
 
     def _drop_transient(self) -> None:
-        """Free transient slices that are read and outside the current group."""
-        unused = [
-            key
-            for key, entry in self._transient.items()
-            if key not in self._group and not entry.unread
-        ]
-        for key in unused:
-            del self._transient[key]
-            self.used_bytes -= self._room_of(key)
-            self._let_go(key)
-
-    def _entry(self, layer: int, matrix: int, expert: int) -> Entry:
-        return self._transient.get((layer, matrix, expert)) or self._entries[layer][expert]
-
-    def _is_cached(self, key: Slice) -> bool:
-        """True if the slice is in memory or being read."""
-        layer, _, expert = key
-        return expert in self._entries[layer] or key in self._transient
+        """Free single slices that are read and outside the current group."""
+        for layer, expert in self._transient - self._group:
+            if not self._entries[layer][expert].unread:
+                self._remove(layer, expert)
 
     def _release(self, layer: int) -> None:
         self._acquired = {key for key in self._acquired if key[0] != layer}
@@ -256,22 +236,16 @@ class ExpertCache(Store):
         return False
 
     def _wait(self, layer: int, arrived: Callable[[], bool]) -> bool:
-        """Wait until something has arrived; False once cancelled."""
+        """Wait until something for a layer's experts has arrived; False once cancelled."""
         if arrived():
             return True
-        with self._stalled(layer):
+        begin = self._clock()
+        try:
             while not self._cancelled and not self._reads.is_closing:
                 self._reads.arrival.wait()
                 if arrived():
                     return True
             return False
-
-    @contextmanager
-    def _stalled(self, layer: int) -> Iterator[None]:
-        """Count the block's time as a stall for a layer's experts."""
-        begin = self._clock()
-        try:
-            yield
         finally:
             end = self._clock()
             self.stall_s += end - begin
@@ -282,12 +256,12 @@ class ExpertCache(Store):
     def _request(self, layer: int, chosen: Sequence[int]) -> None:
         """Queue the missing experts as far as there is room, matrix by matrix, in the order in
         which they are computed; those being read cannot be evicted before they are complete."""
+        self._drop_transient()
         present, begun = self._entries[layer], dict[int, Entry]()
         matrices = range(len(self.layers[layer].matrices))
         for expert in chosen:
-            if expert not in present and self._make_room(self._room[layer]):
-                begun[expert] = present[expert] = Entry({*matrices})
-                self.used_bytes += self._room[layer]
+            if expert not in present and (entry := self._begin(layer, expert, matrices)):
+                begun[expert] = entry
                 self._eviction.add(layer, expert)
         self._reads.put(
             SliceRead(layer, expert, matrix, entry)
@@ -295,14 +269,20 @@ class ExpertCache(Store):
             for expert, entry in begun.items()
         )
 
-    def _room_of(self, key: Slice) -> int:
-        layer, matrix, _ = key
-        return self._slice_room[layer][matrix]
+    def _begin(self, layer: int, expert: int, matrices: Sequence[int]) -> Entry | None:
+        """A new entry for an expert's slices of some matrices; None if there is no room."""
+        room_bytes = sum(self._slice_room[layer][matrix] for matrix in matrices)
+        if not self._make_room(room_bytes):
+            return None
+        self.used_bytes += room_bytes
+        entry = self._entries[layer][expert] = Entry(matrices, {*matrices})
+        return entry
 
     def _all_arrived(self, layer: int, chosen: Sequence[int], excluded: set[int]) -> bool:
         present = self._entries[layer]
         return all(
             expert in present
+            and (layer, expert) not in self._transient
             and present[expert].unread <= excluded
             and present[expert].failure is None
             for expert in chosen
@@ -335,13 +315,10 @@ class ExpertCache(Store):
         return (layer, expert) not in self._acquired and not self._entries[layer][expert].unread
 
     def _remove(self, layer: int, expert: int) -> None:
-        del self._entries[layer][expert]
-        self.used_bytes -= self._room[layer]
-        self._eviction.remove(layer, expert)
-        for matrix in range(len(self.layers[layer].matrices)):
-            self._let_go((layer, matrix, expert))
-
-    def _let_go(self, key: Slice) -> None:
-        """Let others have the memory of a slice, unless it is in use in another way."""
-        if not self._is_cached(key):
-            self._memory.let_go(key)
+        for matrix in self._entries[layer].pop(expert).matrices:
+            self.used_bytes -= self._slice_room[layer][matrix]
+            self._memory.let_go((layer, matrix, expert))
+        if (layer, expert) in self._transient:
+            self._transient.remove((layer, expert))
+        else:
+            self._eviction.remove(layer, expert)

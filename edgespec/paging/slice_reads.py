@@ -24,8 +24,10 @@ READERS = 4
 class Entry:
     """An expert that is in memory or being read, or a single slice of one."""
 
+    matrices: Sequence[int]
+    """Indices of the matrices whose slices it has."""
     unread: set[int]
-    """Indices of matrices whose slices have not been read yet."""
+    """Those that have not been read yet."""
     failure: BaseException | None = None
 
 
