@@ -19,6 +19,7 @@ from pydantic import (
     ModelWrapValidatorHandler,
     ValidationError,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
     field_validator,
     model_validator,
 )
@@ -81,15 +82,20 @@ class Settings(BaseModel, extra="forbid"):
         except ValidationError as error:
             raise UsageError("; ".join(_describe(e, cls) for e in error.errors())) from error
 
-    @field_validator("*", mode="before")
+    @field_validator("*", mode="wrap")
     @classmethod
-    def _reject_what_is_no_value(cls, value: object, info: ValidationInfo) -> object:
+    def _validate(
+        cls, value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> object:
         annotation = cls.model_fields[info.field_name or ""].annotation
         if isinstance(value, bool) and annotation not in (bool, bool | None):
             raise PydanticCustomError("bool", f"it must not be {str(value).lower()}")
         if value == "" and annotation in (Path, Path | None):
             raise PydanticCustomError("string_too_short", "it is empty")
-        return value
+        try:
+            return handler(value)
+        except UsageError as error:  # of parsing; it gets the name of the setting
+            raise PydanticCustomError("usage", "{said}", {"said": error.message}) from error
 
 
 def spell(name: str) -> str:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from edgespec.errors import UsageError, setting
+from edgespec.errors import UsageError
 from edgespec.settings.units import auto_bounds, parse_rate, parse_size
 
 SELF = "self"
@@ -28,46 +27,42 @@ MIN_BUDGET_BYTES = 1 << 20
 _BIAS = re.compile(r"(\d+)([+-](?:\d+(?:\.\d*)?|\.\d+|inf))", re.ASCII)
 
 
-def _named(value: object, info: ValidationInfo) -> str:
-    return str(getattr(setting, str(info.field_name))(value))
-
-
-def budget(value: object, info: ValidationInfo) -> object:
+def budget(value: object) -> object:
     """The bytes of a budget. `auto` and percentages stay: what they mean depends on the machine and
     the moment."""
     if not isinstance(value, str | int) or isinstance(value, bool):
         return value
-    named, text = _named(value, info), str(value).strip().lower()
+    text = str(value).strip().lower()
     if bounds := auto_bounds(text):
-        floor, ceiling = (_checked_size(bound, named) if bound else 0 for bound in bounds)
+        floor, ceiling = (_checked_size(bound) if bound else 0 for bound in bounds)
         if floor > ceiling and bounds[0].endswith("%") == bounds[1].endswith("%"):
-            raise UsageError(f"{named}: the smaller size comes first, as in auto:1GiB-4GiB")
+            raise UsageError("the smaller size comes first, as in auto:1GiB-4GiB")
         return text
-    n_bytes = _checked_size(text if isinstance(value, str) else value, named)
+    n_bytes = _checked_size(text if isinstance(value, str) else value)
     return text if text.endswith("%") else n_bytes
 
 
-def _checked_size(size: str | int, named: str) -> int:
+def _checked_size(size: str | int) -> int:
     """Bytes of a size, and for a percentage those of a large memory. Raises UsageError."""
-    n_bytes = parse_size(size, whole := 1 << 40, named)
+    n_bytes = parse_size(size, whole := 1 << 40)
     if str(size).endswith("%") and n_bytes > whole:
-        raise UsageError(f"{named}: at most 100% of the memory can be used")
+        raise UsageError("at most 100% of the memory can be used")
     if size == str(n_bytes) and n_bytes < MIN_BUDGET_BYTES:
         unit = "GiB" if n_bytes < 128 else "MiB"
-        raise UsageError(f"{named}: {size} alone means bytes; did you mean {size}{unit}?")
+        raise UsageError(f"{size} alone means bytes; did you mean {size}{unit}?")
     return n_bytes
 
 
-def disk_size(value: object, info: ValidationInfo) -> object:
+def disk_size(value: object) -> object:
     """The bytes of a size on disk, 0 for none."""
     if not isinstance(value, str | int) or isinstance(value, bool) or str(value).strip() == "0":
         return value
-    return parse_size(value, named=_named(value, info))
+    return parse_size(value)
 
 
-def rate(value: object, info: ValidationInfo) -> object:
+def rate(value: object) -> object:
     """Bytes per second."""
-    return parse_rate(value, _named(value, info)) if isinstance(value, str | int) else value
+    return parse_rate(value) if isinstance(value, str | int) else value
 
 
 def biases(value: object) -> object:

@@ -19,31 +19,29 @@ def _parsed(value: str | int, base: int) -> tuple[float, str]:
     return float(match[1]) * base ** " kmgt".index(match[2].lower() or " "), match[3].lower()
 
 
-def parse_size(value: str | int, total_bytes: int | None = None, named: str | None = None) -> int:
+def parse_size(value: str | int, total_bytes: int | None = None) -> int:
     """Parse a size: `6GiB`, `512M`, `1.5G`, `75%` or a number; units are binary, as in llama.cpp.
 
-    Percentages refer to `total_bytes`. Raises UsageError for anything else, including zero; the
-    message calls the value `named`, such as `--size 1X`.
+    Percentages refer to `total_bytes`. Raises UsageError for anything else, including zero.
     """
     size, ending = _parsed(value, 1024)
-    said = f"{named}: {value!r}" if named else repr(value)
     if ending == "%":
         if total_bytes is None:
-            raise UsageError(f"{said}: a percentage has no meaning here, write a size like 6GiB")
+            raise UsageError(f"{value!r}: a percentage has no meaning here, write a size like 6GiB")
         size *= total_bytes / 100
     if not 1 <= size < 1 << 63 or ending.endswith("/s"):
-        raise UsageError(f"{said} is not a size: write it like 512M, 6GiB, 1.5G or 75%")
+        raise UsageError(f"{value!r} is not a size: write it like 512M, 6GiB, 1.5G or 75%")
     return int(size)
 
 
-def parse_rate(value: str | int, named: str) -> int:
+def parse_rate(value: str | int) -> int:
     """Parse a rate in bytes per second: `300M`, `1.5G` or a number; units are decimal.
 
-    Raises UsageError about what is `named`.
+    Raises UsageError for anything else.
     """
     rate, ending = _parsed(value, 1000)
     if rate < 1 or ending not in ("", "b", "/s", "b/s"):
-        raise UsageError(f"{named}: write bytes a second like 300M or 1.5G")
+        raise UsageError("write bytes a second like 300M or 1.5G")
     return int(rate)
 
 

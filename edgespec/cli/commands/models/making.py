@@ -59,7 +59,7 @@ def run_enlarge(args: argparse.Namespace, console: Console) -> None:
     from edgespec.models import enlarging
 
     source, out = catalogue.find(args.source), Path(args.out)
-    size_bytes = parse_size(args.size, named=f"--size {args.size}")
+    size_bytes = parse_size(args.size)
     written = enlarging.enlarge(source, out, size_bytes, console.progress)
     console.result(args, Report(Row(value=written, format=enlarged_line(written))))
 
