@@ -15,18 +15,18 @@ from edgespec.paging.reader import AlignedMemory
 
 Slice = tuple[int, int, int]
 """Layer, matrix and expert."""
-MAX_MOVED_PLACES = 30_000
-"""Most places that pages may move to: each leaves two mappings, itself and the gap behind it. Linux
-allows a process 65,530 by default."""
+MAX_PLACES = 31_000
+"""Most places of a model whose pages move: each leaves two mappings, itself and the gap behind it.
+Linux allows a process 65,530 by default."""
 
 
 class ExpertMemory(Closeable):
     """The address ranges of all matrices, readable until `close`, whatever they hold.
 
     Memory of slices that were let go moves to the places of others, so that it was zeroed once:
-    zeroing costs four times the processor time of reading. Only the first MAX_MOVED_PLACES places
-    get moved pages; memory of the others is freed and zeroed again. Places that are in use and
-    those that were let go have at most `capacity_bytes`, if those in use have no more.
+    zeroing costs four times the processor time of reading. With more than MAX_PLACES it is freed
+    and zeroed again. Places that are in use and those that were let go have at most
+    `capacity_bytes`, if those in use have no more.
     """
 
     def __init__(self, layers: Sequence[ExpertLayer], capacity_bytes: int) -> None:
@@ -42,9 +42,8 @@ class ExpertMemory(Closeable):
         self._held_bytes = 0
         self._unused: dict[Slice, None] = {}
         """Those of them that were let go, in this order."""
-        self._moved_to: set[Slice] = set()
-        """Slices to whose places pages have moved."""
-        self._can_move = True
+        n_places = sum(layer.n_experts * len(layer.matrices) for layer in layers)
+        self._can_move = n_places <= MAX_PLACES
 
     def address(self, layer: int, matrix: int) -> int:
         """Address of the first expert's slice; the others follow every `stride_bytes`."""
@@ -61,7 +60,7 @@ class ExpertMemory(Closeable):
         """Put memory behind a slice, that of one that was let go if possible."""
         self._unused.pop(key, None)
         if key not in self._held:
-            if self._unused and self._may_move(key):
+            if self._unused and self._can_move:
                 self._can_move = self._move(next(iter(self._unused)), key)
             self._held.add(key)
             self._held_bytes += self._place(key)[1]
@@ -77,12 +76,6 @@ class ExpertMemory(Closeable):
         self._capacity = capacity_bytes
         while self._unused and self._held_bytes > capacity_bytes:
             self._free(next(iter(self._unused)))
-
-    def _may_move(self, key: Slice) -> bool:
-        """True if pages may move to the place of a slice, which counts from then on."""
-        if self._can_move and len(self._moved_to) < MAX_MOVED_PLACES:
-            self._moved_to.add(key)
-        return self._can_move and key in self._moved_to
 
     def _move(self, source: Slice, target: Slice) -> bool:
         """Move the memory of a slice, as much as the other has use for, and free the rest; False if
