@@ -230,12 +230,12 @@ MOST_LINES = {
     "memory": 1298,
     "models": 740,
     "onnx": 7961,
-    "paging": 1640,
+    "paging": 1612,
     "ports": 500,
     "rules": 942,
     "server": 1899,
     "session": 2197,
-    "settings": 933,
+    "settings": 929,
     "state": 561,
 }
 """Lines of folders, which fall unless a commit says what it adds."""

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 from edgespec.errors import UsageError
 
 T = TypeVar("T")
-
-_BYTES = (bytes, bytearray, memoryview)
+_NO_LISTS = bytes, bytearray, memoryview, Mapping, Set
 
 
 def instance(name: str, value: Any, kind: type[T]) -> T:
@@ -41,7 +40,7 @@ def text(name: str, value: Any) -> str:
 
 def token_ids(name: str, value: Any) -> list[int]:
     """`value` as a list of token ids. Raises UsageError."""
-    if not isinstance(value, Iterable) or isinstance(value, (*_BYTES, Mapping, Set)):
+    if not isinstance(value, Iterable) or isinstance(value, _NO_LISTS):
         raise _wrong(name, "text or a list of token ids", value)
     tokens = [*value]
     if tokens and isinstance(tokens[0], str | Mapping):
@@ -60,7 +59,7 @@ def whole(name: str, value: Any, most: int | None = None) -> int:
 
 def texts(name: str, value: Any) -> tuple[str, ...]:
     """`value` as a tuple of texts; a single text becomes one, None none. Raises UsageError."""
-    if isinstance(value, (str, *_BYTES)):
+    if isinstance(value, str):
         return (text(name, value),)
     if not isinstance(value, Iterable | None):
         raise _wrong(name, "text or a list of texts", value)
@@ -68,6 +67,4 @@ def texts(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _wrong(name: str, kind: str, value: object) -> UsageError:
-    if isinstance(value, _BYTES):
-        return UsageError(f"{name} is bytes, not {kind}: decode them first")
     return UsageError(f"{name} must be {kind}, not {reprlib.repr(value)}")

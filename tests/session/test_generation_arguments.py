@@ -14,7 +14,7 @@ from engine_cases import PROMPT
     ("request_", "message"),
     [
         ({"prompt": None}, "the prompt must be text or a list of token ids, not None"),
-        ({"prompt": b"abc"}, "the prompt is bytes, .*: decode them"),
+        ({"prompt": b"abc"}, "the prompt must be text or a list of token ids, not b'abc'"),
         ({"prompt": "a\ud800"}, "half a character .* at position 1"),
         ({"prompt": [1, 2.5]}, r"2\.5"),
         ({"prompt": np.zeros((2, 2))}, "a token of the prompt must be a whole number"),
@@ -25,7 +25,7 @@ from engine_cases import PROMPT
         ({"max_tokens": "x"}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
-        ({"stop": b"abc"}, "decode"),
+        ({"stop": b"abc"}, r"stop\[0\] must be text"),
         ({"stop": ["a", None]}, r"stop\[1\]"),
         ({"stop": 3}, "texts"),
         ({"stop": ""}, "not empty"),
