@@ -18,20 +18,13 @@ def obstacle(target: LanguageModel, draft: LanguageModel | None) -> str | None:
     """Reason why this draft cannot serve this target; None if it can."""
     if draft is None:
         return None
-    for role, info, can in (
-        ("target", target.info, target.info.verifies_guesses),
-        ("draft", draft.info, draft.info.tree_capable),
-    ):
-        if not can:
-            return (
-                f"the {role} {info.name} ({info.architecture}) keeps recurrent state, which cannot "
-                "drop single tokens: the target decodes alone, one token a pass"
-            )
-    if draft.info.reads_features and not target.info.gives_features:
-        return (
-            f"the target {target.info.name} does not give its hidden states, from which the draft "
-            f"{draft.info.name} guesses: the target decodes alone, one token a pass"
-        )
+    one, other, ending = target.info, draft.info, "the target decodes alone, one token a pass"
+    if not (one.verifies_guesses and other.tree_capable):
+        held = other if one.verifies_guesses else one
+        name = f"{'draft' if held is other else 'target'} {held.name} ({held.architecture})"
+        return f"the {name} keeps recurrent state, which cannot drop single tokens: {ending}"
+    if other.reads_features and not one.gives_features:
+        return f"{one.name} gives no hidden states, from which {other.name} guesses: {ending}"
     return None
 
 

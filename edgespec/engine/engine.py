@@ -366,22 +366,17 @@ class Engine(Scheduler):
 
     def _accept(self, text: Text, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Accept guesses, commit them, and re-root the tree at the target's own token."""
-        pool, n_before, verified_s = self.pool, len(text.events), self.clock()
+        pool, n_before = self.pool, len(text.events)
         draws = self.drawing.draws if self.drawing else None
         path = text.accept(pool, nodes, logits, self.pick, draws)
         tokens = [event.token for event in text.events[n_before:]]
-        accepted_s = self.clock()
         for source in text.sources:
             source.learn(pool, text, nodes, logits)
         del logits  # the memory plan has room for the logits of one pass
         if text.sources or len(nodes) > 1:
             self._judge(text, nodes, path, tokens)
-        learnt_s = self.clock()
         self.target.commit(pool, path, slot=text.slot.number)
         text.slot.committed += pool.token[path].tolist()
-        if self.trace.is_on:
-            self.trace.add(Track.ENGINE, "accept", verified_s, accepted_s, accepted=len(path) - 1)
-            self.trace.add(Track.ENGINE, "commit", learnt_s, self.clock())
         n_kept = 0 if text.transcript.is_finished else self._follow(text, path, tokens[-1])
         self._count(text, len(tokens), len(path) - 1, len(nodes) - 1, n_kept)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
 from edgespec.engine.ledger import Ledger
 from edgespec.engine.prices import Prices
@@ -18,24 +17,17 @@ from edgespec.ports import LanguageModel
 from edgespec.rules.stop_rules import STOP_RULES
 from edgespec.values import ModelInfo, PagingStats
 
-T = TypeVar("T")
 Learnt = Mapping[str, Numbers]
-"""Learnt state by learner and key, the least recently used first."""
+"""Learnt state by learner and key."""
 
 MAX_ENTRIES = 64
-"""Most entries per pair: the file is written after every text."""
+"""Entries of a pair beyond which they are learnt anew: the file is written after every text."""
 MAX_FILES = 128
 CONFIDENCES = "confidences"
 """Name of the mixer's weights in the stored state."""
 TIMED_ROWS = (1, 2, 8)
 MIN_DRAFT_SHARE = 0.05
 """Least time of a draft step relative to a pass, before one was measured."""
-
-
-def renewed(before: Mapping[str, T], now: Mapping[str, T]) -> dict[str, T]:
-    """`before` updated by `now`, without the least recently used of more than `MAX_ENTRIES`."""
-    others = {name: learnt for name, learnt in before.items() if name not in now}
-    return dict([*others.items(), *now.items()][-MAX_ENTRIES:])
 
 
 def state_file(folder: Path, target: ModelInfo, draft: ModelInfo | None) -> JsonFile:
@@ -104,5 +96,6 @@ class KeptLedger(Ledger):
         if self._file is not None:
             prices = {self._name(self._paging): self.state_dict()}
             learnt = {CONFIDENCES: self._mixer.state_dict(), **prices}
-            self._recalled = renewed(self._recalled, learnt)
+            before = self._recalled if len(self._recalled) < MAX_ENTRIES else {}
+            self._recalled = {**before, **learnt}
             self._file.write(self._recalled)

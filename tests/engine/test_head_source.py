@@ -179,7 +179,7 @@ def test_a_target_that_gives_no_features_decodes_alone_and_says_why() -> None:
     silent.info = replace(silent.info, gives_features=False)
     (result,) = run(FakeHead(), target=silent)
     assert result.tokens == run(None)[0].tokens
-    assert "does not give its hidden states" in result.notes[0]
+    assert "gives no hidden states" in result.notes[0]
 
 
 def fed(text: Sequence[int], n_read: int) -> tuple[FakeHead, HeadSource]:

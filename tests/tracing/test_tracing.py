@@ -34,7 +34,7 @@ from port_calls import evaluate, prefill
 from port_models import model_request
 from traces import Event, KeptFile, read, spans, trace_in_memory
 
-ROUND = ("round", "verify", "accept", "commit")
+ROUND = ("round", "verify")
 
 
 def traced(
