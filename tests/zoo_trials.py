@@ -136,7 +136,7 @@ def try_out(species: Species, folder: Path, ways: Sequence[str] = tuple(WAYS)) -
     failures: dict[str, str] = {}
     for way in ways:
         is_paged, is_drafted = WAYS[way]
-        ended = _try_way(model, draft if is_drafted else None, is_paged)
+        ended = try_way(model, draft if is_drafted else None, is_paged)
         if ended.how == "refused":
             sentence = ended.told.replace(f"{model}: ", "").replace(f"{model} ", "")
             return Verdict(species.name, refusal=sentence)
@@ -153,7 +153,8 @@ def try_out(species: Species, folder: Path, ways: Sequence[str] = tuple(WAYS)) -
     return Verdict(species.name, judged, failures, rounding=rounding)
 
 
-def _try_way(model: Path, draft: Draft, is_paged: bool) -> Ending:
+def try_way(model: Path, draft: Draft, is_paged: bool) -> Ending:
+    """End of the writing of a text, with the fields of a ZooRun."""
     settings = LoadSettings(model=model, draft=draft, ctx_size=N_CTX, batch_size=N_BATCH, threads=1)
     if not is_paged:
         return in_child(lambda: speak(settings))

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from edgespec.errors import ModelError
+from edgespec.memory.budget import MIB
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
-from edgespec_runtimes.enlarge.gguf.trim import check_trimmable, trim, write_trimmed
+from edgespec.values import NESTED
+from edgespec_runtimes.enlarge.gguf.trim import check_trimmable, nest, trim, write_trimmed
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.file.architectures import Trait, architecture
 from edgespec_runtimes.gguf.file.header import read_header
@@ -27,7 +29,7 @@ from one_tree import OneTree
 from port_calls import evaluate, prefill
 from zoo_files import write_model
 from zoo_species import NO_TEXT, all_species
-from zoo_trials import in_child
+from zoo_trials import in_child, try_way
 
 NO_LAYERS = {"embedding_length_per_layer_input": 0}
 """Change of a Gemma 4 whose layers look up nothing by a token, as the larger ones."""
@@ -65,6 +67,35 @@ def test_it_rates_tokens_as_the_model_does(name: str, tmp_path: Path) -> None:
     whole, some = logits_of(target, target), logits_of(target, trimmed)
     assert some.shape == (2, 37)
     np.testing.assert_allclose(some, whole[:, 3:40], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["nested", "Q4_0"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("qwen35", "qwen35moe", "gemma4", "gemma4+experts", "gpt-oss", "lfm2", "lfm2moe"),
+        *("glm4moe", "deepseek2", "nemotron_h_moe", "granitehybrid"),
+    ],
+)
+def test_it_guesses_for_a_paged_model_of_which_it_shares_what_stays(
+    name: str, kind: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "target.gguf"
+    changes = NO_LAYERS if name.startswith("gemma4") else None
+
+    def write() -> None:
+        write_model(target, WRITING[name], changes)
+        tokens, out = range(3, 400), tmp_path / "draft.gguf"
+        nest(target, out, kind, tokens) if kind in NESTED else trim(target, out, kind, tokens, MIB)
+
+    assert in_child(write).how == "ok"
+    alone, drafted = (try_way(target, draft, True) for draft in (None, tmp_path / "draft.gguf"))
+    assert drafted.how == "ok", drafted.told
+    assert drafted.value["drafted"]
+    assert drafted.value["is_paged"] or kind in NESTED  # small ones fit where they can be paged
+    assert drafted.value["tokens"] == alone.value["tokens"]
+    assert drafted.value["peak_bytes"] <= drafted.value["budget_bytes"]
 
 
 @pytest.mark.slow
