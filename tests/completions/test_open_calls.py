@@ -27,10 +27,14 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def _one_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda n_bytes: "1")
+
+
 def writer(*names: str) -> MessageWriter:
-    ids = iter(range(100))
     prompt = ChatPrompt("", (1,), None, "<tool_call>")
-    return MessageWriter(prompt, names or ("add", "sub"), lambda: f"call_{next(ids)}")
+    return MessageWriter(prompt, names or ("add", "sub"))
 
 
 def streamed(text: str, size: int = 1, *names: str) -> tuple[list[dict], MessageWriter]:
@@ -74,7 +78,7 @@ def test_arguments_come_as_they_are_written():
     first, *others = [delta["tool_calls"][0] for delta in deltas]
     assert first == {
         "index": 0,
-        "id": "call_0",
+        "id": "call_1",
         "type": "function",
         "function": {"name": "add", "arguments": ""},
     }

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Sequence
 
+import pytest
+
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.chat.reasoning import Marks
 from edgespec.completions.protocols.answer_parts import delta_of, message_of
@@ -44,12 +46,17 @@ def test_other_fenced_json_stays_text():
         assert split(text) == (text, [])
 
 
+@pytest.fixture(autouse=True)
+def _one_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda n_bytes: "1")
+
+
 def writer(tools: Sequence[str] = ("add",), inside: str = "") -> MessageWriter:
     template = "<tool_call> <think>"
     prompt = ChatPrompt(
         inside, (1,), Marks("<think>", "</think>"), template, opened="<think>" * bool(inside)
     )
-    return MessageWriter(prompt, tools, lambda: "call_1")
+    return MessageWriter(prompt, tools)
 
 
 def test_a_message_has_reasoning_content_and_calls():
