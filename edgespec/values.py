@@ -16,8 +16,8 @@ from typing import Any, Literal, Self, TypeVar
 Origin = Literal["draft", "target"]
 FinishReason = Literal["stop", "length", "context", "cancelled"]
 
-NESTED = ("nested", "nested_small")
-"""Kinds of drafts that are made of the upper bits of their target's weights."""
+NESTED = ("nested", "nested_small", "nested_least")
+"""Kinds of drafts of the upper bits of their target's weights, those of most bits first."""
 
 
 @dataclass(frozen=True, slots=True)

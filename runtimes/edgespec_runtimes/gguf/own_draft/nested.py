@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -58,13 +58,6 @@ ALIGNMENT = BLOCK_BYTES
 """Alignment of lower parts in their file."""
 _ALIKE = BLOCK_BYTES // 2
 """Units whose lower parts end at a block, as long as those of one are an even number of bytes."""
-_LEAST_LOWER = 1 / 3
-"""Least ratio of lower bits to upper ones: a draft of nearly all bits saves little."""
-
-
-def is_nested(draft: GgufFile) -> bool:
-    """True if the model was made of the upper parts of another."""
-    return SOURCE in draft.entries
 
 
 def nesting_of(entry: TensorEntry, kind: str) -> Nesting | None:
@@ -77,15 +70,16 @@ def nesting_of(entry: TensorEntry, kind: str) -> Nesting | None:
     ways, is_small = NESTINGS.get(entry.type.name, ()), kind != NESTED[0]
     if not ways or entry.nbytes < SMALL_BYTES or len(entry.shape) != 2 or entry.shape[0] % UNIT:
         return None
-    nesting = ways[-1 if is_small else 0]
+    nesting = ways[min(NESTED.index(kind), len(ways) - 1)]
     is_attention = ".attn_" in entry.name
     return None if is_attention and nesting.upper.name == "Q2_K" and not is_small else nesting
 
 
 def nested_sizes(header: GgufFile) -> list[NestedSizes]:
-    """Sizes of drafts of the upper parts of a model's weights, if enough have such parts."""
+    """Sizes of drafts of the upper parts of a model's weights, if enough have such parts:
+    a draft of nearly all bits saves little."""
     found = [_sizes(header, kind) for kind in NESTED] if can_be_trimmed(header) else []
-    return [one for one in found if one.lower_bytes >= _LEAST_LOWER * one.upper_bytes]
+    return [one for one in found if 3 * one.lower_bytes >= one.upper_bytes]
 
 
 def _sizes(header: GgufFile, kind: str) -> NestedSizes:
@@ -128,9 +122,9 @@ class CheckedReader(Closeable):
         if run.file_index == self._index and self._is_unread[blocks].any():
             found = checksums(into[: (blocks.stop - first) * SUMMED_BYTES])
             if (wrong := np.flatnonzero(found != self._sums[blocks])).size:
-                at = (first + int(wrong[0])) * SUMMED_BYTES
+                at = f"byte {(first + int(wrong[0])) * SUMMED_BYTES:,}"
                 raise WeightReadError(
-                    f"{self._path} is damaged at byte {at:,}: delete it and {MAKE_AGAIN}"
+                    f"{self._path} is damaged at {at}: delete it and {MAKE_AGAIN}"
                 )
             self._is_unread[blocks] = False
         return n
@@ -211,14 +205,12 @@ class NestedWeights:
                 row_bytes = entry.type.nbytes(entry.shape[0])
                 self._matrices[entry.name] = _Matrix(as_stored(entry.type, row_bytes), 0)
 
-    @property
-    def names(self) -> Collection[str]:
-        """Names of the matrices."""
-        return self._matrices.keys()
-
-    def put(self, name: str, address: int) -> None:
-        """Take the upper part of a matrix from this address as long as the target is open."""
-        self._matrices[name].upper_address = address
+    def put(self, name: str, address: int) -> bool:
+        """Take the upper part of a matrix from this address as long as the target is open; False
+        for the name of another."""
+        if matrix := self._matrices.get(name):
+            matrix.upper_address = address
+        return matrix is not None
 
     def checked(self, reader: Reader) -> Reader:
         """A reader of the target's files, and then of its lower parts."""

@@ -23,17 +23,12 @@ which took four fifths of the time."""
 MERGING_BYTES = 8 * _CHUNK_BYTES
 """Memory of these arrays in a thread."""
 _LOW, _HIGH = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0xF0F0F0F0F0F0F0F0)
-_SIGNS = np.uint64(0x8888888888888888)
-"""The upper bit of each code of 4 bits."""
-_FOUR = np.uint64(4)
 _Q8_0 = np.dtype([("scale", "<u2"), ("codes", "V32")])
 _BITS = [np.uint64(n) for n in range(8)]
 """Numbers of bits to shift by."""
 _PAIRS_OF_BITS = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.uint64(0), ~np.uint64(0))
 _MASKS = np.repeat(_PAIRS_OF_BITS, 2, 1).reshape(256, 4, 4).swapaxes(0, 1).copy()
 """For each pair of bits in a byte, and each byte, 16 bytes of ones for each of them that is 0."""
-_HALF = 7.5
-"""Mean of the lower 4 bits."""
 _MOST = 8.0
 """Largest scale of what nests, many times those of models: scales of upper parts are finite."""
 
@@ -52,12 +47,10 @@ class Nesting:
     """Upper and lower parts of the file's units; None if a unit has no such parts."""
     join: Callable[[np.ndarray, np.ndarray, np.ndarray], None]
     """Writes the file's units, of their upper and lower parts, to the third array."""
-    joined_bytes: int = 32
-    """Bytes of a unit in the largest arrays of `join`."""
 
     def merge(self, upper: np.ndarray, lower: np.ndarray, out: np.ndarray) -> None:
         """Write the file's bytes of some units to `out`. Other threads compute meanwhile."""
-        n_most = _CHUNK_BYTES // self.joined_bytes
+        n_most = _CHUNK_BYTES // 32  # bytes of a unit's lanes
         for begin in range(0, len(out), n_most):
             part = slice(begin, begin + n_most)
             self.join(upper[part], lower[part], out[part])
@@ -75,7 +68,7 @@ def _split_q8_0(units: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     step = (scales.max(1, keepdims=True) * 16 / 63).astype(np.float16)
     steps = step.astype(np.float32)
     multiples = _rounded(scales * 16, steps, 63)
-    least = (steps * ((128 - _HALF) / 16)).astype(np.float16)
+    least = (steps * ((128 - 7.5) / 16)).astype(np.float16)  # less the mean of the lower 4 bits
     packed = _packed(multiples, multiples)
     uppers = [step.view(np.uint8), least.view(np.uint8), packed, _nibbles(upper)]
     lowers = [np.ascontiguousarray(blocks[..., :2]).reshape(-1, 16), _nibbles(lower)]
@@ -134,9 +127,9 @@ def _split_q4_k(units: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def _q2_k(upper: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Units of Q2_K with these codes [units, 16, 16]; scales and minima are fitted to the weights,
-    of some units for them the best."""
-    codes = upper.astype(np.float32)
+    """Units of Q2_K with these codes, whose scales and minima are fitted to the weights [units, 16,
+    16], of some units for them the best."""
+    codes = upper.reshape(weights.shape).astype(np.float32)
     mean, wanted = codes.mean(2), weights.mean(2)
     spread = codes - mean[..., None]
     slope = (spread * (weights - wanted[..., None])).sum(2) / np.maximum((spread**2).sum(2), 1e-9)
@@ -165,7 +158,9 @@ def _join_q4_k(upper: np.ndarray, lower: np.ndarray, out: np.ndarray) -> None:
         for part in (0, 2):
             first, second = _BITS[2 * part], _BITS[2 * part + 2]
             codes = (high >> first & _bytes(3)) << _BITS[2] | low >> first & _bytes(3)
-            codes |= (high >> second & _bytes(3)) << _BITS[6] | (low >> second & _bytes(3)) << _FOUR
+            codes |= (high >> second & _bytes(3)) << _BITS[6] | (
+                low >> second & _bytes(3)
+            ) << _BITS[4]
             _put(codes, out, 16 + 64 * half + 16 * part)
 
 
@@ -219,7 +214,7 @@ def _join_q6_k(upper: np.ndarray, lower: np.ndarray, out: np.ndarray) -> None:
         for part, (first, rest, mask) in enumerate(islice(rows, 4)):
             code = (first << _BITS[3]) - (rest << _BITS[1] & mask) | rest
             low[part % 2] |= (code & _LOW) << _BITS[4 * (part // 2)]
-            high |= (code >> _FOUR & _bytes(3)) << _BITS[2 * part]
+            high |= (code >> _BITS[4] & _bytes(3)) << _BITS[2 * part]
         _put(low[0], out, 64 * half)
         _put(low[1], out, 64 * half + 32)
         _put(high, out, 128 + 32 * half)
@@ -259,6 +254,30 @@ def _join_q8_0_small(upper: np.ndarray, lower: np.ndarray, out: np.ndarray) -> N
         blocks["codes"][:, row] = code.view("V32")
 
 
+def _split_q8_0_least(units: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Codes are 64 * upper + lower. The scales of Q2_K are fitted, the file's are with the lower
+    part."""
+    blocks = units.reshape(-1, 8, 34)
+    heads = np.ascontiguousarray(blocks[..., :2])
+    scales, codes = heads.view(np.float16).astype(np.float32), blocks[..., 2:] ^ 128
+    if not (np.abs(scales) <= _MOST).all():
+        return None
+    weights = (blocks[..., 2:].view(np.int8) * scales).reshape(-1, 16, 16)
+    lower = _nibbles(codes.reshape(-1, 4, 2, 32) & 15), _pairs(codes.reshape(-1, 2, 4, 32) >> 4 & 3)
+    return _q2_k(codes >> 6, weights), np.concatenate([heads.reshape(-1, 16), *lower], 1)
+
+
+def _join_q8_0_least(upper: np.ndarray, lower: np.ndarray, out: np.ndarray) -> None:
+    blocks = out.view(_Q8_0)
+    blocks["scale"] = lower[:, :16].view("<u2")
+    for row in range(8):
+        at, two = 32 * (row // 4), _BITS[row % 4 * 2]
+        code = (_lanes(upper, 16 + at) >> two & _bytes(3)) << _BITS[6]
+        code |= (_lanes(lower, 144 + at) >> two & _bytes(3)) << _BITS[4]
+        code |= _lanes(lower, 16 + 32 * (row // 2)) >> _BITS[row % 2 * 4] & _LOW
+        blocks["codes"][:, row] = (code ^ _bytes(128)).view("V32")
+
+
 def _rows_of_three_bits(units: np.ndarray) -> Iterator[np.ndarray]:
     """The 8 rows of codes that `_three_bits` packed, in lanes."""
     thirds = _lanes(units, 0)
@@ -266,8 +285,7 @@ def _rows_of_three_bits(units: np.ndarray) -> Iterator[np.ndarray]:
         if row % 4 == 0:
             pairs = _lanes(units, 32 + 8 * row)
         found = pairs >> _BITS[row % 4 * 2] & _bytes(3)
-        found |= (thirds >> _BITS[row] & _bytes(1)) << _BITS[2]
-        yield found
+        yield found | (thirds >> _BITS[row] & _bytes(1)) << _BITS[2]
 
 
 def _masks(floors: np.ndarray, bit: int) -> Iterator[np.ndarray]:
@@ -337,26 +355,19 @@ def _nibbles(codes: np.ndarray) -> np.ndarray:
 
 
 def _join_q8_0(upper: np.ndarray, lower: np.ndarray, out: np.ndarray) -> None:
-    high = np.ascontiguousarray(upper[:, 16:]).view(np.uint64)
-    low = np.ascontiguousarray(lower[:, 16:]).view(np.uint64)
     blocks = out.view(_Q8_0)  # [units, 8]
     blocks["scale"] = lower[:, :16].view("<u2")
-    high ^= _SIGNS
-    codes = high & _LOW
-    codes <<= _FOUR
-    codes |= low & _LOW
-    blocks["codes"][:, 0::2] = codes.view("V32")
-    high &= _HIGH
-    low >>= _FOUR
-    low &= _LOW
-    high |= low
-    blocks["codes"][:, 1::2] = high.view("V32")
+    for row in range(4):
+        high, low = _lanes(upper, 16 + 32 * row) ^ _bytes(0x88), _lanes(lower, 16 + 32 * row)
+        blocks["codes"][:, 2 * row] = ((high & _LOW) << _BITS[4] | low & _LOW).view("V32")
+        blocks["codes"][:, 2 * row + 1] = (high & _HIGH | low >> _BITS[4] & _LOW).view("V32")
 
 
 NESTINGS: Mapping[str, Sequence[Nesting]] = {
     "Q8_0": [
-        Nesting(TYPES["Q4_K"], 272, 144, 144, _split_q8_0, _join_q8_0, 128),
+        Nesting(TYPES["Q4_K"], 272, 144, 144, _split_q8_0, _join_q8_0),
         Nesting(TYPES["Q3_K"], 272, 110, 180, _split_q8_0_small, _join_q8_0_small),
+        Nesting(TYPES["Q2_K"], 272, 84, 208, _split_q8_0_least, _join_q8_0_least),
     ],
     "Q6_K": [Nesting(TYPES["Q3_K"], 210, 110, 116, _split_q6_k, _join_q6_k)],
     "Q5_K": [Nesting(TYPES["Q4_K"], 176, 144, 48, _split_q5_k, _join_q5_k)],

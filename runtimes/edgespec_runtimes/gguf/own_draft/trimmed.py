@@ -29,7 +29,7 @@ from edgespec_runtimes.gguf.file.layout import EMBEDDINGS
 from edgespec_runtimes.gguf.kernels.packer import Packer
 from edgespec_runtimes.gguf.llama import abi, ggml
 from edgespec_runtimes.gguf.model import GgufModel, Opening
-from edgespec_runtimes.gguf.own_draft.nested import NestedWeights, is_nested
+from edgespec_runtimes.gguf.own_draft.nested import SOURCE, NestedWeights
 from edgespec_runtimes.gguf.own_draft.trimmed_header import TrimmedShape, trimmed_shape
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from edgespec_runtimes.gguf.weights import row_tables
@@ -74,7 +74,7 @@ class PreparedTrimmed(PreparedGguf):
     def share_with(self, target: PreparedModel, keeps_copies: bool) -> None:
         if isinstance(target, PreparedGguf):
             self._target = None if keeps_copies else target
-            if is_nested(self._header) and self.gpu_memory is None:
+            if SOURCE in self._header.entries and self.gpu_memory is None:
                 self._nested = target.nest_in(self._header)
 
     def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
@@ -93,7 +93,7 @@ class PreparedTrimmed(PreparedGguf):
             opened = self._open(model, shape, None)
             on_failure.pop_all()
         assert isinstance(opened, TrimmedModel)
-        opened.hold(weights)
+        opened.shared = weights
         return opened
 
     @cached_property
@@ -114,7 +114,8 @@ class PreparedTrimmed(PreparedGguf):
 class TrimmedModel(GgufModel):
     """A loaded trimmed copy, with the embeddings of tokens of recent passes in memory."""
 
-    _shared: SharedWeights | None = None
+    shared: SharedWeights | None = None
+    """Its weights, which it closes, if it shares its target's."""
     _target: LanguageModel
     """The model whose keys and values it may take over."""
 
@@ -126,16 +127,12 @@ class TrimmedModel(GgufModel):
         self._row_bytes = shape.table.nbytes // shape.n_vocab
         self._convert = ggml.to_float(shape.table.type.code)
 
-    def hold(self, weights: SharedWeights) -> None:
-        """Take ownership of its weights, if it shares its target's."""
-        self._shared = weights
-
     def borrow_from(self, target: LanguageModel) -> None:
         self._target, n = target, self.info.block_tokens
         self.info = replace(self.info, takes_prefix=0 < n == target.info.block_tokens)
-        if self._shared is not None:
+        if self.shared is not None:
             assert isinstance(target, GgufModel)
-            self._shared.borrow(target.paged_tensors)
+            self.shared.borrow(target.paged_tensors)
 
     def take_prefix(self, n_tokens: int, slot: int) -> None:
         n = self.info.block_tokens
@@ -159,7 +156,7 @@ class TrimmedModel(GgufModel):
         return super()._compute(rows, with_logits)
 
     def _release(self) -> None:
-        shared = (self._shared.close,) if self._shared else ()
+        shared = (self.shared.close,) if self.shared else ()
         close_all(super()._release, self._table.close, *shared)
 
 
@@ -220,9 +217,9 @@ class SharedWeights(Closeable):
                 base = self._memory.load(group.segment, reader, is_stopped)
                 for weight, offset in group.offsets:
                     weight.pointer.value = base + offset
-                    if self._nested and weight.entry.name in self._nested.names:
-                        self._nested.put(weight.entry.name, base + offset)
-                    elif fields := packed.get(weight.address):
+                    name = weight.entry.name
+                    is_nested = self._nested and self._nested.put(name, base + offset)
+                    if not is_nested and (fields := packed.get(weight.address)):
                         self._packer.pack(
                             base + offset, weight.entry.type.code, *weight.entry.shape
                         )
