@@ -87,7 +87,7 @@ def with_predictions(page: str) -> str:
     rows = ["| model | disk | " + " | ".join(f"{n} GiB" for n in MEMORIES) + " |"]
     rows.append("| --- " * (len(MEMORIES) + 2) + "|")
     for model, disk in product(MODELS, DISKS):
-        cells = (_cell(model, n << 30, parse_rate(disk, disk)) for n in MEMORIES)
+        cells = (_cell(model, n << 30, parse_rate(disk)) for n in MEMORIES)
         rows.append(f"| {model} | {disk} | " + " | ".join(cells) + " |")
     return PREDICTIONS.sub("\n".join(rows) + "\n", page)
 
