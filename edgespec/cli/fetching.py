@@ -29,7 +29,6 @@ SYSTEM = "You are a helpful assistant."
 """Default system prompt for CHAT_MODEL, better than the one in its template."""
 _FLAGS = (("hf_repo", "model", "-hf", "-m"), ("hf_repo_draft", "draft", "-hfd", "-md"))
 
-
 Heads = Mapping[str, tuple[Path | str, int]]
 """Drafting heads beside a model by their files, with their places here or on the hub and sizes, in
 the order in which they are tried."""
@@ -131,16 +130,17 @@ def with_own_draft(settings: LoadSettings, console: Console, notes: list[str]) -
 
 
 def chat_model(console: Console, budget: str = "auto", may_ask: bool = True) -> Path:
-    """The model of a chat that names none: the largest of the cache that can chat and fits in
+    """The model of a chat that names none: the largest here that can chat and fits in
     memory, or the smallest; if there is none, one is fetched if the user agrees.
 
     Raises UsageError and FetchError.
     """
     from psutil import virtual_memory
 
+    from edgespec.cli.commands.models.describing import of_hub
     from edgespec.models.describe import listing
 
-    if here := sorted((m for m in listing() if m.chats), key=lambda model: model.size_bytes):
+    if here := sorted((m for m in listing(of_hub()) if m.chats), key=lambda m: m.size_bytes):
         free = virtual_memory()
         room = free.available if auto_bounds(budget) else parse_size(budget, free.total)
         found = max((m for m in here if m.size_bytes <= room), key=here.index, default=here[0])

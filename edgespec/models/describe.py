@@ -5,7 +5,7 @@ The model's runtime reads headers and no weights.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -68,10 +68,10 @@ def _prepared(path: Path) -> tuple[ModelInfo, str]:
         prepared.close()
 
 
-def listing() -> list[KnownModel]:
-    """Embedded models, cached ones, and those that can be fetched by name. Raises ModelError."""
+def listing(more: Iterable[KnownModel] = ()) -> list[KnownModel]:
+    """Models embedded, cached, `more`, and those to fetch by name, described. Raises ModelError."""
     listed = embedded()
-    for model in cached():
+    for model in (*cached(), *more):
         try:
             details = registry.describe(model.path)
         except (BudgetError, ModelError) as error:

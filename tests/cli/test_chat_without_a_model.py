@@ -12,7 +12,10 @@ from edgespec.cli import command_line, fetching
 from edgespec.cli.console import Console
 from edgespec.errors import UsageError
 from edgespec.files import cache_folder
+from edgespec.hub.choice import HubFile, HubModel
+from edgespec.hub.fetch import Hub
 from edgespec.models import packaged
+from edgespec.settings.hub_reference import HubReference
 from gguf_files import STRING, tiny_llama
 
 pytestmark = pytest.mark.usefixtures("own_cache_folder")
@@ -55,6 +58,22 @@ def test_the_largest_that_fits_in_memory_is_taken_and_none_fetched(
     for budget, name in ("auto", "b"), (str(sizes[2]), "c"), ("1024", "a"):
         assert fetching.chat_model(Console(), budget) == folder / f"{name}.gguf"
         assert f"{name}, since no model was named" in capsys.readouterr().err
+    assert not fetched
+
+
+def test_one_that_a_hub_gave_is_here_too(
+    fetched: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = tiny_llama()
+    model.metadata["tokenizer.chat_template"] = (STRING, "{{ messages }}")
+    path = model.write(tmp_path / "big-Q8_0.gguf")
+    kept = (HubReference("user/big", "Q8_0"), HubModel((HubFile(path.name, 1),)), [path])
+    monkeypatch.setattr(Hub, "models", lambda hub: iter([kept]))
+    assert fetching.chat_model(Console()) == path
+    assert "user/big:Q8_0, since no model was named" in capsys.readouterr().err
     assert not fetched
 
 

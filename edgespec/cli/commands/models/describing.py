@@ -33,7 +33,7 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 def run_list(args: argparse.Namespace, console: Console) -> None:
     from edgespec.models.describe import listing
 
-    models = [*listing(), *_of_hub()]
+    models = [*listing(), *of_hub()]
     table = Table(_COLUMNS, models)
     console.result(args, Report(Row("cache", cache_folder.folder()), Row("models", table)))
     for model in models if "json" not in args else ():
@@ -41,7 +41,7 @@ def run_list(args: argparse.Namespace, console: Console) -> None:
             console.note(model.problem)
 
 
-def _of_hub() -> Iterator[KnownModel]:
+def of_hub() -> Iterator[KnownModel]:
     """Models in the cache that Hugging Face's tools share."""
     with suppress(ImportError):
         from edgespec.hub.fetch import Hub
