@@ -24,7 +24,7 @@ class LeastLikely:
     evict every expert just before its use, as least recently used order does.
     """
 
-    fades = 0.8, 0.99
+    fades = np.array([0.8, 0.99])
     """Decays of the averages per token. One average of 0.95 reads 0.97 to 1.03 times as much on
     two trained mixtures, and up to twice as much where tokens keep their predecessor's experts."""
     unused = 0.02
@@ -59,10 +59,9 @@ class LeastLikely:
         if n_tokens:
             self._n_tokens = min(n_tokens, self.max_tokens)
             uses = np.bincount(choices.ravel(), minlength=self._averages.shape[2])
-            for average, fade in zip(self._averages, self.fades, strict=True):
-                decay = fade**n_tokens
-                average[layer] *= decay
-                average[layer] += (1 - decay) * uses / n_tokens
+            decay = self.fades[:, None] ** n_tokens
+            self._averages[:, layer] *= decay
+            self._averages[:, layer] += (1 - decay) * uses / n_tokens
 
     def victim(self, may_evict: MayEvict) -> tuple[int, int] | None:
         """The layer and expert to evict; None if none may be."""

@@ -20,16 +20,16 @@ from edgespec.state.blocks import BlockFolder
 
 MIN_TOKENS = 64
 """Shorter texts are not stored."""
+TOKENS_OF_A_NAME = 64
+"""Tokens that are hashed at once, if the model has no blocks."""
 
 
 class BlockChain:
     """The blocks of one slot's text in one model, and how many of them are stored."""
 
-    def __init__(
-        self, folder: BlockFolder, model: LanguageModel, block_tokens: int, root: str, slot: int
-    ) -> None:
+    def __init__(self, folder: BlockFolder, model: LanguageModel, root: str, slot: int) -> None:
         """`root` names what all of the model's blocks depend on."""
-        self.block_tokens = block_tokens
+        self.block_tokens = model.info.block_tokens or TOKENS_OF_A_NAME
         self._folder = folder
         self._model = model
         self._root = root

@@ -16,8 +16,6 @@ from edgespec.ports import LanguageModel
 from edgespec.state.blocks import BlockFolder
 from edgespec.state.chains import MIN_TOKENS, BlockChain, next_name
 
-TOKENS_OF_A_NAME = 64
-"""Tokens that are hashed at once, if the model has no blocks."""
 END = "-state"
 """End of the name of the piece that ends a checkpoint."""
 
@@ -26,9 +24,8 @@ class CheckpointChain(BlockChain):
     """The checkpoints of one slot's text in one model, and which of them are stored."""
 
     def __init__(self, folder: BlockFolder, model: LanguageModel, root: str, slot: int) -> None:
-        n = model.info.block_tokens
-        super().__init__(folder, model, n or TOKENS_OF_A_NAME, root, slot)
-        self._has_blocks = n > 0
+        super().__init__(folder, model, root, slot)
+        self._has_blocks = model.info.block_tokens > 0
         self._kept: set[int] = set()
         """Ends of the checkpoints that are known to be stored."""
         self._next: tuple[int, int] = (0, 1)

@@ -85,8 +85,7 @@ class PrefixCache:
         self, path: Path, max_bytes: int, target: LanguageModel, draft: LanguageModel | None
     ) -> None:
         """Raises UsageError if the target's state cannot be stored, or the folder not be used."""
-        self._needs_checkpoints = target.info.needs_checkpoints
-        if not self._needs_checkpoints and not target.info.block_tokens:
+        if not target.info.needs_checkpoints and not target.info.block_tokens:
             raise UsageError(
                 f"{setting.prompt_cache}: the state of {target.info.name} has no parts that could "
                 "be stored: leave it out"
@@ -100,16 +99,11 @@ class PrefixCache:
         self._draft_root = _root(self._draft) if self._draft is not None else ""
 
     def place(self, slot: int) -> SlotPrefixes:
-        folder, draft = self.folder, None
+        chain = CheckpointChain if self._target.info.needs_checkpoints else BlockChain
+        target, draft = chain(self.folder, self._target, self._target_root, slot), None
         if self._draft is not None and slot < self._draft.info.n_slots:
-            draft = self._blocks(self._draft, self._draft_root, slot)
-        if self._needs_checkpoints:
-            target = CheckpointChain(folder, self._target, self._target_root, slot)
-            return SlotPrefixes(folder, target, draft)
-        return SlotPrefixes(folder, self._blocks(self._target, self._target_root, slot), draft)
-
-    def _blocks(self, model: LanguageModel, root: str, slot: int) -> BlockChain:
-        return BlockChain(self.folder, model, model.info.block_tokens, root, slot)
+            draft = BlockChain(self.folder, self._draft, self._draft_root, slot)
+        return SlotPrefixes(self.folder, target, draft)
 
 
 def _root(model: LanguageModel) -> str:
