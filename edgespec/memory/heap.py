@@ -11,6 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+_BLOCK_BYTES = 96 * 1024
+"""Below the 128 KiB from which on glibc may serve a block by a mapping of its own."""
+_MAX_BLOCKS = (64 << 20) // _BLOCK_BYTES
+"""A thread's heap has 64 MiB at most."""
 _TRIM_THRESHOLD, _MAP_THRESHOLD = -1, -3
 """glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD."""
 _MAPPED_BYTES = 1 << 20
@@ -64,6 +68,27 @@ def large_blocks_mapped() -> Iterator[None]:
             libc.mallopt(_TRIM_THRESHOLD, 2 * _MOST_MAPPED_BYTES)
 
 
+def trim_heap_top() -> None:
+    """Return freed memory to the system, including the free top of this thread's heap.
+
+    malloc_trim skips that top. Blocks are allocated from it until the heap grows; all but the last
+    are then freed, so that they lie below an allocated block and can be trimmed. The heap's address
+    range grows by one block, so call it rarely, after loading.
+    """
+    libc = _glibc()
+    if libc is None:
+        trim_heap()
+        return
+    before_bytes = libc.mallinfo2().arena
+    blocks = [libc.malloc(_BLOCK_BYTES)]
+    while len(blocks) < _MAX_BLOCKS and libc.mallinfo2().arena <= before_bytes:
+        blocks.append(libc.malloc(_BLOCK_BYTES))
+    for block in blocks[:-1]:
+        libc.free(block)
+    libc.malloc_trim(0)
+    libc.free(blocks[-1])
+
+
 def _glibc() -> Any:
     """The C library if it is glibc 2.33 or later, which has `mallinfo2`; otherwise None."""
     if sys.platform != "linux":
@@ -72,5 +97,8 @@ def _glibc() -> Any:
     if not hasattr(libc, "mallinfo2"):
         return None
     libc.mallinfo2.restype = _Mallinfo
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
+    libc.malloc_trim.argtypes = [ctypes.c_size_t]
     libc.mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
     return libc

@@ -264,7 +264,7 @@ def divided_budget(
     advice: Sequence[str] = (),
 ) -> MemoryPlan:
     """The division of the budget of this process; `advice` is part of the BudgetError."""
-    heap.trim_heap()  # what was created for measuring has rows of its own
+    heap.trim_heap_top()  # what was created for measuring has rows of its own
     try:
         return plan_models(
             budget_bytes,

@@ -17,7 +17,7 @@ from typing import Any
 from edgespec.concurrency.owning import Closeable, Users
 from edgespec.concurrency.worker import raise_if_cancelled
 from edgespec.errors import Cancelled, EdgespecError, ModelError
-from edgespec.memory.heap import trim_heap
+from edgespec.memory.heap import trim_heap_top
 from edgespec.ports import Progress
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import abi, ggml, log, rpc
@@ -134,7 +134,7 @@ class Model:
         if self.handle is not None:
             lib.llama_model_free(self.handle)
             self.handle = None
-            trim_heap()
+            trim_heap_top()
         while self._kept:
             self._kept.pop().close()
 
