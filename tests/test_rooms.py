@@ -230,13 +230,13 @@ MOST_LINES = {
     "memory": 1298,
     "models": 740,
     "onnx": 7961,
-    "paging": 1611,
+    "paging": 1605,
     "ports": 500,
     "rules": 942,
     "server": 1899,
     "session": 2197,
     "settings": 929,
-    "state": 552,
+    "state": 535,
 }
 """Lines of folders, which fall unless a commit says what it adds."""
 

@@ -64,23 +64,17 @@ class LeastLikely:
             self._averages[:, layer] += (1 - decay) * uses / n_tokens
 
     def victim(self, may_evict: MayEvict) -> tuple[int, int] | None:
-        """The layer and expert to evict; None if none may be."""
-        found = self._first_candidate(may_evict)
-        if found is None:  # some that were passed over may be evicted by now
-            self._waits = None
-            found = self._first_candidate(may_evict)
-        return found
-
-    def _first_candidate(self, may_evict: MayEvict) -> tuple[int, int] | None:
-        """The one that waits longest of those that were not returned or refused since the last
-        choice."""
-        if self._waits is None:
-            self._waits = np.where(self._cached, self._passes_until_use(), -1.0).ravel()
-        while self._waits[index := int(self._waits.argmax())] >= 0:
-            self._waits[index] = -1.0
-            layer, expert = divmod(index, self._cached.shape[1])
-            if may_evict(layer, expert):
-                return layer, expert
+        """The layer and expert to evict, the one that waits longest of those that were not returned
+        or refused since the last choice, otherwise of all; None if none may be."""
+        for _ in range(2):
+            if self._waits is None:
+                self._waits = np.where(self._cached, self._passes_until_use(), -1.0).ravel()
+            while self._waits[index := int(self._waits.argmax())] >= 0:
+                self._waits[index] = -1.0
+                layer, expert = divmod(index, self._cached.shape[1])
+                if may_evict(layer, expert):
+                    return layer, expert
+            self._waits = None  # some that were refused may be evicted by now
         return None
 
     def _passes_until_use(self) -> np.ndarray:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from edgespec.errors import UsageError, setting
+from edgespec.errors import StateError, UsageError, setting
 from edgespec.files import unfinished
 from edgespec.files.direct import BLOCK_BYTES, DirectBuffer
 
@@ -69,26 +69,21 @@ class BlockFolder:
             name.removesuffix(SUFFIX) for _, _, name in self._files() if name.endswith(end + SUFFIX)
         ]
 
-    def read(self, name: str) -> memoryview | None:
-        """A block's contents, in memory that the next call reuses; None if there is none.
+    def read(self, name: str) -> memoryview:
+        """A block's contents, in memory that the next call reuses.
 
-        A damaged block is deleted.
+        Raises StateError if there is none, and for a damaged one, which is deleted.
         """
-        path = self._path(name)
-        try:
-            content = self._buffer.read(path, MAX_BLOCK_BYTES)
-        except FileNotFoundError:
-            return None
-        except OSError:
-            self.delete(name)
-            return None
+        content = memoryview(b"")
+        with suppress(OSError):
+            content = self._buffer.read(self._path(name), MAX_BLOCK_BYTES)
         if len(content) >= HEAD_BYTES:
             magic, n_bytes, checksum = _HEAD.unpack_from(content)
             block = content[HEAD_BYTES : HEAD_BYTES + n_bytes]
             if magic == MAGIC and len(block) == n_bytes and _digest(name, block) == checksum:
                 return block
         self.delete(name)
-        return None
+        raise StateError(f"the stored block {name} is missing or damaged")
 
     def write(self, name: str, block: memoryview) -> None:
         """Store a block, or warn once and end writing if it cannot be stored."""

@@ -65,7 +65,9 @@ class BlockChain:
         names, n_loaded = self.names(text), n_held // self.block_tokens
         for name in names[n_loaded:]:
             check()
-            if not self._load_block(name):
+            try:
+                self._model.read_block(self._folder.read(name), self._slot)
+            except StateError:
                 for later in names[n_loaded:]:  # perhaps damaged, too
                     self._folder.delete(later)
                 break
@@ -79,18 +81,6 @@ class BlockChain:
         self._model.truncate(0, self._slot)
         self.rewind(0)
         return 0
-
-    def _load_block(self, name: str) -> bool:
-        """Append a block to the model; False if it is missing or damaged."""
-        block = self._folder.read(name)
-        if block is None:
-            return False
-        try:
-            self._model.read_block(block, self._slot)
-        except StateError:
-            self._folder.delete(name)
-            return False
-        return True
 
     def keep(self, text: Sequence[int], n_tokens: int) -> bool:
         """Store the next block of the slot's text, which has `n_tokens`, that is not stored yet;

@@ -76,8 +76,6 @@ class CheckpointChain(BlockChain):
         while True:
             check()
             piece = self._folder.read(file)
-            if piece is None:
-                raise StateError(f"the stored state {file} is incomplete")
             used.append(file)
             yield piece
             file = f"{name}-{len(used)}"

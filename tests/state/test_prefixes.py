@@ -11,6 +11,7 @@ import pytest
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.text import N_LEFT
+from edgespec.errors import StateError
 from edgespec.ports.text_request import TextRequest
 from edgespec.state import blocks
 from edgespec.state.blocks import SUFFIX, BlockFolder
@@ -163,7 +164,8 @@ def test_every_cut_is_found(folder: Path, length: int) -> None:
     store = BlockFolder(folder, SIZE)
     store.write("a", memoryview(b"content" * 10))
     os.truncate(folder / ("a" + SUFFIX), length)
-    assert store.read("a") is None
+    with pytest.raises(StateError):
+        store.read("a")
 
 
 def test_the_least_recently_used_go_first(folder: Path) -> None:
