@@ -156,9 +156,8 @@ class Prices:
         if rows[0] > 1:
             rows, seconds = np.append(1.0, rows), np.append(fewer[1], seconds)
         slope = GUESSED_SLOPE * seconds[-1]
-        if rows.size > 1:  # times that noise made equal do not make further rows free
-            mean = (seconds[-1] - seconds[0]) / (rows[-1] - rows[0])
-            slope = max(0.5 * mean, (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]))
+        if rows.size > 1:
+            slope = (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2])
         more = np.interp(n, rows, seconds) + slope * np.maximum(0.0, n - rows[-1])
         return np.asarray(np.where(n < self.mean_rows[known[0]], fewer, more))
 
