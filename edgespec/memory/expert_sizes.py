@@ -39,15 +39,12 @@ class ExpertSizes:
     @property
     def token_bytes(self) -> float:
         """Bytes of the experts that one token uses."""
-        return self.nbytes * self.n_used / self.n_experts
-
-    def chosen(self, n_nodes: int) -> float:
-        """Expected number of a layer's experts that `n_nodes` adjacent tokens choose together."""
-        return self.n_experts * theory.chosen_share(self.used_share, float(n_nodes))
+        return self.nbytes * self.used_share
 
     def expected_bytes(self, cache_bytes: int, n_nodes: int = 1) -> float:
         """Expected bytes that a pass over `n_nodes` nodes reads with a cache of `cache_bytes`."""
-        return self.missing_bytes(cache_bytes) * self.chosen(n_nodes) / self.n_experts
+        share = theory.chosen_share(self.used_share, float(n_nodes))
+        return self.missing_bytes(cache_bytes) * share
 
     def missing_bytes(self, cache_bytes: int) -> float:
         """Expected bytes that a pass choosing all experts reads with a cache of `cache_bytes`.

@@ -65,11 +65,6 @@ class ExpertLayer:
         return self.matrices[0].n_experts
 
     @property
-    def expert_bytes(self) -> int:
-        """Bytes of weights in one expert."""
-        return sum(matrix.slice_bytes for matrix in self.matrices)
-
-    @property
     def room_bytes(self) -> int:
         """Bytes of an expert's slices in memory, each widened to whole blocks."""
         return sum(matrix.room_bytes for matrix in self.matrices)
