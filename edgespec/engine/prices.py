@@ -217,8 +217,7 @@ class Prices:
         In a context of another length than before, rows take longer in proportion to it.
         """
         passes = max(1, report.passes)
-        token_s, share = report.wall_s / max(1, report.n_tokens), report.n_tokens / (n_context or 1)
-        self.prompt_token_s += min(1.0, share) * (token_s - self.prompt_token_s)
+        self.prompt_token_s = report.wall_s / max(1, report.n_tokens)
         rows, is_known = round(report.n_tokens / passes), self.is_known and not self.is_recalled
         if n_context is not None:
             self.n_context = n_context - report.n_tokens / 2

@@ -42,7 +42,7 @@ def next_parts(engine: Engine, texts: Sequence[Text]) -> tuple[list[PassPart], i
     parts: list[PassPart] = []
     for text in reading:
         with ending([text]):
-            part, is_alone = text.next_reads(engine.pool, left)
+            part, is_alone = text.next_reads(engine.pool, left, len(texts) > 1)
             if is_alone:
                 progress = text.progress_of(part.n_rows)
                 [logits] = text.slot.target.evaluate([part], progress)

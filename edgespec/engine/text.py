@@ -226,9 +226,9 @@ class Text:
         if gave_token and tally.first_token_s is None:
             tally.first_token_s = tally.prompt_s
 
-    def next_reads(self, pool: Pool, most: int) -> tuple[PassPart, bool]:
+    def next_reads(self, pool: Pool, most: int, has_others: bool) -> tuple[PassPart, bool]:
         """The next part of the prompt, of at most `most` rows if it shares the pass of other texts;
-        and whether it needs a pass of its own. Each pass is committed, and kept if the text ends.
+        and whether it needs a pass of its own, which is short if it `has_others` to wait for it.
 
         The last token is the root of the tree, if its logits come with it.
         """
@@ -244,20 +244,20 @@ class Text:
         elif begin and n_alone < n <= begin + most and not is_tiled(info, prompt):
             return PassPart(slot.number, line(slot.number, prompt[begin:]), range(n - begin)), False
         is_alone = begin < n_alone and not by_row
-        n_tokens = self._portion(begin, n_alone) if is_alone else most
+        n_tokens = most
+        if is_alone:
+            n_tokens = self._portion(n_alone - begin) if has_others else n_alone - begin
         end = min(begin + n_tokens, len(self.reading) - by_row)
         is_end = end == len(self.reading)
         reads, nodes = self.reading[begin : end - is_end], [pool.root[slot.number]] * is_end
         return PassPart(slot.number, pool, nodes, reads, by_row), is_alone
 
-    def _portion(self, begin: int, end: int) -> int:
-        """Tokens of the next of equal passes over a prompt, which ends with a whole tile."""
+    def _portion(self, n_tokens: int) -> int:
+        """Tokens of the next of equal passes, none of which is smaller than a tile."""
         info = self.slot.target.info
-        n_passes, tile = -(-(end - begin) // info.prompt_batch), max(1, info.prompt_tile)
-        if n_passes == 1:
-            return end - begin
-        n_tokens = (end - begin) // n_passes
-        return min(max(tile, info.prompt_batch), n_tokens + -(begin + n_tokens) % tile)
+        n_tiles = n_tokens // max(1, info.prompt_tile)
+        n_passes = min(-(-n_tokens // info.prompt_batch), max(1, n_tiles))
+        return n_tokens // n_passes
 
     def accept(
         self,

@@ -87,16 +87,6 @@ def test_after_a_time_a_text_ends_at_its_next_line_break(completions):
     assert choice["text"].count("\n") == 1
 
 
-def test_what_was_read_of_a_prompt_is_kept_where_its_client_leaves(completions):
-    prompt = LONG + "# 4"
-    completion = completions.text(stream(prompt=prompt, return_progress=True))
-    chunks_read = (chunk["prompt_progress"] for chunk in completion)
-    read = next(one for one in chunks_read if one["processed"] > one["total"] // 2)
-    completion.close()
-    told, _ = chunks(completions.text(stream(prompt=prompt, return_progress=True)))
-    assert told[0]["prompt_progress"]["cache"] > read["total"] // 3
-
-
 def test_a_callback_is_called_where_the_tokens_are_taken(completions):
     threads, shares = set(), []
 
