@@ -220,7 +220,7 @@ MOST_LINES = {
     "completions": 3693,
     "concurrency": 480,
     "diagnosis": 480,
-    "engine": 3982,
+    "engine": 3981,
     "enlarge": 951,
     "gguf": 11722,
     "grammar": 844,

@@ -95,7 +95,6 @@ def test_it_guesses_for_a_paged_model_of_which_it_shares_what_stays(
     assert drafted.value["drafted"]
     assert drafted.value["is_paged"] or kind in NESTED  # small ones fit where they can be paged
     assert drafted.value["tokens"] == alone.value["tokens"]
-    assert drafted.value["peak_bytes"] <= drafted.value["budget_bytes"]
 
 
 @pytest.mark.slow
