@@ -120,7 +120,8 @@ def test_the_predictions_of_a_page_are_those_of_the_command() -> None:
 
 @pytest.mark.long
 def test_the_table_of_models_that_people_fetch_is_of_their_plans() -> None:
-    """Copy `python tests/measure.py true-shapes` if it is not; plans count their own process."""
+    """Copy `python tests/measure.py true-shapes` if it is not. The smallest budget counts a process
+    as the system shows it, some MiB more or less with what else runs."""
     command = [sys.executable, "tests/measure.py", "true-shapes"]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
@@ -133,7 +134,8 @@ def test_the_table_of_models_that_people_fetch_is_of_their_plans() -> None:
             given, wanted = (
                 [float(n) for n in NUMBER.findall(c.replace(",", ""))] for c in (one, other)
             )
-            assert given == pytest.approx(wanted, rel=0.03), (shape.name, one, other)
+            room = 16.0 if "MiB" in one else 0.0
+            assert given == pytest.approx(wanted, rel=0.03, abs=room), (shape.name, one, other)
 
 
 def test_embedding_names_the_flags_that_the_makefile_builds_with() -> None:
