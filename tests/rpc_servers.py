@@ -28,10 +28,10 @@ def free_port() -> int:
 
 @contextmanager
 def running(
-    budget: str = "400MiB", host: str = "127.0.0.1"
+    budget: str = "400MiB", host: str = "127.0.0.1", port: int = 0
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A server of `edgespec rpc-server`: its address and its process, which is ended."""
-    port = free_port()
+    port = port or free_port()
     command = [sys.executable, "-m", "edgespec", "rpc-server", "--host", host]
     command += ["--port", str(port), "-t", "1"]
     server = subprocess.Popen(

@@ -11,7 +11,7 @@ from threading import Thread, Timer
 import numpy as np
 import pytest
 
-from edgespec.errors import BudgetError, EdgespecError, ModelError
+from edgespec.errors import BudgetError, EdgespecError, ModelError, TargetLost
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
@@ -251,6 +251,20 @@ def test_a_server_may_be_killed_at_any_moment(moment: int):
             with pytest.raises(EdgespecError, match=f"the RPC server {address} was lost"):
                 at_once(loaded, ["def gcd(a, b):"] * 9, max_tokens=200)
             killing.join()
+
+
+@pytest.mark.slow
+@needs_rpc
+def test_a_new_server_at_a_lost_address_is_an_error_and_not_an_endless_wait():
+    with running() as (address, process):
+        load = LoadSettings(model=PAIR.target, memory_budget="1GiB", rpc=address)
+        with session.load(load) as loaded:
+            process.kill()
+            with pytest.raises(TargetLost):
+                loaded.generate("def gcd(a, b):", max_tokens=20)
+    port = int(address.rpartition(":")[2])
+    with running(port=port), pytest.raises(TargetLost):
+        session.load(load)
 
 
 @pytest.mark.slow

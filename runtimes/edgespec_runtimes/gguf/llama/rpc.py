@@ -128,15 +128,15 @@ class ServerCalls:
 
     When a server is lost, llama.cpp aborts in one of its threads. That thread waits for ever then,
     with all that the library holds, and so may ours; the running call and all later ones raise
-    TargetLost.
+    TargetLost, also those to a new server at this address.
     """
 
     def __init__(self, servers: Sequence[str]) -> None:
         self._servers = servers
         self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self.is_lost = False
-        _catch_aborts()
-        _all.append(self)
+        callers, _ = _callers()  # the library waits for lost ones even if their address has others
+        self.is_lost: bool = any(one.is_lost and {*servers} & {*one._servers} for one in callers)
+        callers.append(self)
         threading.Thread(target=self._work, name="edgespec-servers", daemon=True).start()
 
     def run(self, call: Callable[[], T]) -> T:
@@ -155,7 +155,7 @@ class ServerCalls:
     def end(self) -> None:
         """End the thread after the calls that it has."""
         if not self.is_lost:  # otherwise other threads of the library may notice it later
-            _all.remove(self)
+            _callers()[0].remove(self)
         self._queue.put(None)
 
     def _work(self) -> None:
@@ -168,24 +168,22 @@ class ServerCalls:
             del asked, future, call
 
 
-_all: list[ServerCalls] = []
-
-
 @functools.cache
-def _catch_aborts() -> object:
-    """Have llama.cpp call us before it aborts the process; returns what has to be kept."""
+def _callers() -> tuple[list[ServerCalls], object]:
+    """All that make calls, and the function that llama.cpp calls before it aborts the process."""
+    callers: list[ServerCalls] = []
 
     def aborting(message: bytes) -> None:
         if b"ggml-rpc" in message:
-            for calls in _all:
+            for calls in callers:
                 calls.is_lost = True
-            while _all:
+            while callers:
                 threading.Event().wait()
         os.write(2, message + b"\n")
 
     callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(aborting)
     abi.ggml().ggml_set_abort_callback(callback)
-    return callback
+    return callers, callback
 
 
 def serve(server: str, n_threads: int, devices: list[int]) -> None:
