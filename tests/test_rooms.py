@@ -218,7 +218,7 @@ MOST_LINES = {
     "chat": 1399,
     "cli": 4497,
     "completions": 3693,
-    "concurrency": 480,
+    "concurrency": 481,
     "diagnosis": 480,
     "engine": 3981,
     "enlarge": 951,
@@ -245,3 +245,51 @@ MOST_LINES = {
 def test_a_folder_grows_no_longer(folder: str) -> None:
     files = (path for package in PACKAGES.values() for path in (package / folder).rglob("*.py"))
     assert sum(len(path.read_text().splitlines()) for path in files) <= MOST_LINES[folder]
+
+
+CHANGES = {
+    *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem"),
+    *("popleft", "remove", "reverse", "setdefault", "sort", "update"),
+}
+"""Methods that change a container."""
+
+
+def changed_globals(text: str) -> list[str]:
+    """Statements in functions that change what a name of their module holds, or the name."""
+    tree = ast.parse(text)
+    bound = [node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)]
+    names = {
+        name.id
+        for node in bound
+        for target in getattr(node, "targets", [getattr(node, "target", None)])
+        for name in ast.walk(target)
+        if isinstance(name, ast.Name)
+    }
+
+    def is_global(node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and node.id in names
+
+    def changes(node: ast.AST) -> bool:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            return is_global(node.func.value) and node.func.attr in CHANGES
+        is_stored = isinstance(getattr(node, "ctx", None), ast.Store | ast.Del)
+        if is_stored and isinstance(node, ast.Subscript | ast.Attribute):
+            return is_global(node.value)
+        return isinstance(node, ast.Global)
+
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Lambda))
+    return [ast.unparse(node) for one in functions for node in ast.walk(one) if changes(node)]
+
+
+@pytest.mark.parametrize("change", [
+    "_all.append(n)", "_all[n] = 1", "del _all[n]", "_all[n] += 1", "_all.size = n", "global _all"
+])  # fmt: skip
+def test_a_changed_global_is_found(change: str) -> None:
+    assert changed_globals(f"_all: dict[int, int] = {{}}\ndef f(n: int) -> None:\n    {change}\n")
+    assert not changed_globals("def f(n: int) -> None:\n    _all = []\n    _all.append(n)\n")
+
+
+def test_a_modules_globals_stay_as_they_were_imported() -> None:
+    """State belongs to an object; what a process has once is one that `functools.cache` holds."""
+    changed = {module for module, path in ALL.items() if changed_globals(path.read_text())}
+    assert changed <= {"edgespec_runtimes.gguf.llama.rpc"}  # connections that an abort ends

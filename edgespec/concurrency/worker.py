@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -21,14 +22,13 @@ T = TypeVar("T")
 Running = Future
 Calls = SimpleQueue[tuple[Future[Any], Callable[[], Any], threading.Event | None] | None]
 
-_calls = threading.local()
-"""The call that runs in a worker's thread: `ending` is set once it is to end."""
+_ENDING: ContextVar[threading.Event | None] = ContextVar("ending", default=None)
+"""Set once the call that runs in a worker's thread is to end."""
 
 
 def raise_if_cancelled() -> None:
     """Raise Cancelled in a worker's thread whose call was cancelled."""
-    ending = getattr(_calls, "ending", None)
-    if ending is not None and ending.is_set():
+    if (ending := _ENDING.get()) is not None and ending.is_set():
         raise Cancelled("it was cancelled")
 
 
@@ -109,12 +109,13 @@ def result_of(call: Future[T], check: Callable[[], None] | None = None) -> T:
 
 def _work(queue: Calls) -> None:
     while (made := queue.get()) is not None:
-        future, call, _calls.ending = made
+        future, call, ending = made
+        _ENDING.set(ending)
         try:
             future.set_result(call())
         except BaseException as error:  # noqa: BLE001 - raised to whoever waits
             future.set_exception(error)
-        del made, future, call  # nothing of a call is kept until the next one
+        del made, future, call, ending  # nothing of a call is kept until the next one
 
 
 def _end_thread(queue: Calls, thread: threading.Thread) -> None:

@@ -26,7 +26,7 @@ MAPS = """\
 
 def counts_waiting() -> bool:
     try:
-        openmp.waited_s()
+        openmp.ThreadTimes().waited_s()
     except OSError:
         return False
     return lib is not None and "libgomp" in Path("/proc/self/maps").read_text()

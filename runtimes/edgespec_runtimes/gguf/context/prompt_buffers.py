@@ -17,6 +17,7 @@ from edgespec_runtimes.gguf.llama import abi, ggml
 from edgespec_runtimes.gguf.llama.imports import import_entries, put_in
 from edgespec_runtimes.gguf.llama.page_advice import HUGE_BYTES, NO_HUGE_PAGES, advise
 
+_ALLOCATE = "ggml_backend_sched_alloc_graph"
 _Allocate = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_void_p)
 
 
@@ -40,7 +41,7 @@ class PromptBuffers:
         """True if the pass is large, and if the latest graph was laid out for one."""
         self._used = (0, 0)
         """Begin and end of the memory behind what is kept, once a large batch may have used it."""
-        _hook()
+        self._passes = _hook().passes
 
     def begin_pass(self, n_rows: int) -> None:
         """Call before weights settle for a pass over `n_rows`, which the buffer then fits."""
@@ -52,17 +53,17 @@ class PromptBuffers:
             self._used = (0, 0)
             self._lend(self._sizes.lent_bytes)
         if self._is_large or self._is_for_large:
-            _passes[threading.get_ident()] = self
+            self._passes[threading.get_ident()] = self
 
     def end_pass(self) -> None:
         """Call after the pass."""
-        _passes.pop(threading.get_ident(), None)
+        self._passes.pop(threading.get_ident(), None)
 
     def lay_out(self, scheduler: int, graph: int) -> bool:
-        """Lay a graph out for the pass, as `ggml_backend_sched_alloc_graph` does."""
+        """Lay a graph out for the pass, as the function does that it replaces."""
         if not self._is_large:
             ggml.call(ctypes.c_bool, "ggml_backend_sched_reserve", scheduler, graph)
-        if not ggml.call(ctypes.c_bool, "ggml_backend_sched_alloc_graph", scheduler, graph):
+        if not ggml.call(ctypes.c_bool, _ALLOCATE, scheduler, graph):
             return False
         self._is_for_large = self._is_large
         begin, end = self._behind_kept(graph)
@@ -81,20 +82,19 @@ class PromptBuffers:
         return min(begin + self._sizes.kept_bytes, end), end
 
 
-_passes: dict[int, PromptBuffers] = {}
-"""Buffers by the thread whose pass may lay them out anew."""
+class _Hook:
+    """The function that llama.cpp calls to allocate a graph, once in a process."""
 
+    def __init__(self) -> None:
+        self.passes: dict[int, PromptBuffers] = {}
+        """Buffers by the thread whose pass may lay them out anew."""
+        self._function = _Allocate(self._allocate)
+        put_in(import_entries(abi.library_path(), (_ALLOCATE,)), self._function)
 
-@functools.cache
-def _hook() -> object:
-    """The function that llama.cpp calls to allocate a graph from now on."""
-    name = "ggml_backend_sched_alloc_graph"
-
-    def allocate(scheduler: int, graph: int) -> bool:
-        if buffers := _passes.get(threading.get_ident()):
+    def _allocate(self, scheduler: int, graph: int) -> bool:
+        if buffers := self.passes.get(threading.get_ident()):
             return buffers.lay_out(scheduler, graph)
-        return bool(ggml.call(ctypes.c_bool, name, scheduler, graph))
+        return bool(ggml.call(ctypes.c_bool, _ALLOCATE, scheduler, graph))
 
-    function = _Allocate(allocate)
-    put_in(import_entries(abi.library_path(), (name,)), function)
-    return function
+
+_hook = functools.cache(_Hook)

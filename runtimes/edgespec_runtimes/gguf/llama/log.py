@@ -6,6 +6,7 @@ to the logger `edgespec.llama_cpp` at level DEBUG.
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Iterator
@@ -19,17 +20,24 @@ _OF_EACH_NODE = b"llama_graph_n_input_tensors: "
 """Beginning of lines of which a plan has tens of thousands, and which only a debugger reads."""
 
 
-_captures: dict[int, list[str]] = {}
+class _Log:
+    """The receiver of the library's messages, once in a process."""
+
+    def __init__(self) -> None:
+        self.captures: dict[int, list[str]] = {}
+        """Messages of blocks that collect them."""
+        self.receive = lib.llama_log_callback(self._receive)
+
+    def _receive(self, level: int, text: bytes, _: Any) -> None:
+        if text.startswith(_OF_EACH_NODE) and not _logger.isEnabledFor(logging.DEBUG):
+            return
+        line = text.decode(errors="replace")
+        for lines in [*self.captures.values()]:
+            lines.append(line)
+        _logger.debug("%s", line.rstrip())
 
 
-@lib.llama_log_callback  # type: ignore[untyped-decorator, unused-ignore]
-def _receive(level: int, text: bytes, _: Any) -> None:
-    if text.startswith(_OF_EACH_NODE) and not _logger.isEnabledFor(logging.DEBUG):
-        return
-    line = text.decode(errors="replace")
-    for lines in [*_captures.values()]:
-        lines.append(line)
-    _logger.debug("%s", line.rstrip())
+_log = functools.cache(_Log)
 
 
 @contextmanager
@@ -37,12 +45,13 @@ def captured() -> Iterator[list[str]]:
     """Collect the messages of all threads in the block; sets the hook, which an application may
     have replaced."""
     lines: list[str] = []
-    lib.llama_log_set(_receive, None)
-    _captures[id(lines)] = lines
+    log = _log()
+    lib.llama_log_set(log.receive, None)
+    log.captures[id(lines)] = lines
     try:
         yield lines
     finally:
-        del _captures[id(lines)]
+        del log.captures[id(lines)]
 
 
 def complaint(lines: list[str]) -> str:

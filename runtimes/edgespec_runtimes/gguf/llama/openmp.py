@@ -31,6 +31,7 @@ class SpinningThreads:
         """`turns` is where GOMP keeps the number."""
         self._turns = turns
         self._rule = rule
+        self._times = ThreadTimes()
 
     @contextmanager
     def computing(self, is_resident: bool) -> Iterator[None]:
@@ -44,26 +45,27 @@ class SpinningThreads:
             yield
             return
         self._turns.value = LONG if self._rule.spins else SHORT
-        waited_before, began = waited_s(), time.perf_counter()
+        waited_before, began = self._times.waited_s(), time.perf_counter()
         try:
             yield
         finally:
             end = time.perf_counter()
-            self._rule.see_pass(end, end - began, waited_s() - waited_before)
+            self._rule.see_pass(end, end - began, self._times.waited_s() - waited_before)
 
 
-_of_thread = threading.local()
+class ThreadTimes(threading.local):
+    """What the kernel counts of each thread, in a file that stays open, as opening takes long."""
 
+    def __init__(self) -> None:
+        """Raises OSError where the kernel does not count."""
+        if sys.platform == "win32":
+            raise OSError("Windows does not count them")
+        self._file = os.open(_SCHEDSTAT, os.O_RDONLY)
+        weakref.finalize(threading.current_thread(), os.close, self._file)
 
-def waited_s() -> float:
-    """Seconds that this thread was ready to run and waited for a core. Raises OSError where the
-    kernel does not count them."""
-    if sys.platform == "win32":
-        raise OSError("Windows does not count them")
-    if not hasattr(_of_thread, "times"):  # a file that stays open, as opening takes long
-        _of_thread.times = os.open(_SCHEDSTAT, os.O_RDONLY)
-        weakref.finalize(threading.current_thread(), os.close, _of_thread.times)
-    return int(os.pread(_of_thread.times, 64, 0).split()[1]) * 1e-9
+    def waited_s(self) -> float:
+        """Seconds that this thread was ready to run and waited for a core."""
+        return int(os.pread(self._file, 64, 0).split()[1]) * 1e-9
 
 
 @functools.cache
@@ -75,7 +77,6 @@ def spinning_threads() -> SpinningThreads | None:
     if os.environ.get("GOMP_SPINCOUNT") != str(SHORT):
         return None
     with suppress(OSError, ValueError, IndexError):
-        waited_s()
         found = [
             place
             for begin, end in writable_ranges(_MAPS.read_text(encoding="utf-8"))
