@@ -45,15 +45,11 @@ class ModelTool(Protocol):
         out: Path,
         kind: str,
         token_ids: Sequence[int],
-        buffer_bytes: int,
         progress: Progress | None = None,
     ) -> None:
         """Write `out`, the trimmed copy of `source` in quantisation `kind`, whose head rates
         `token_ids`, ascending. If in NESTED, it has the upper bits of the weights, and the lower
-        ones are written beside it.
-
-        Rows of weights take about `buffer_bytes` while it is made. Raises EdgespecError for a full
-        disk."""
+        ones are written beside it. Raises EdgespecError for a full disk."""
 
 
 def load_tool() -> ModelTool:

@@ -19,13 +19,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 APPLICATION = """
-import os, sys, tempfile
-from pathlib import Path
+import os, subprocess, sys
 
 import edgespec
 from edgespec import registry
+from edgespec.concurrency.own_processes import python
 from edgespec.models.embedded import embedded_pair, models_folder
-from edgespec_runtimes.gguf.own_draft.quantiser import quantise
 
 if "STARTED" in os.environ:
     sys.exit("the application was started again")
@@ -42,9 +41,7 @@ for runtime in registry.installed():
     settings = edgespec.LoadSettings(model=target, draft=draft, memory_budget="600MiB")
     with edgespec.load(settings) as session, session.stream("import ", max_tokens=16) as events:
         print(runtime.name, [event.text for event in events])
-    if runtime.name == "gguf":
-        with tempfile.TemporaryDirectory() as out:  # by a program of its own
-            quantise(target, Path(out, "out.gguf"), "Q4_0")
+subprocess.run(python("-m", "edgespec", "--version"), check=True)
 """
 
 

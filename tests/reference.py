@@ -22,6 +22,16 @@ def _silence(level: int, text: bytes, user_data: Any) -> None:
     pass
 
 
+def quantise(source: Path, out: Path, name: str) -> None:
+    """Write a model in another quantisation, by llama.cpp's own tool."""
+    params = lib.llama_model_quantize_default_params()
+    mixed = "ALL_F32" if name == "F32" else f"MOSTLY_{name}"
+    params.ftype, params.allow_requantize = getattr(lib, f"LLAMA_FTYPE_{mixed}"), True
+    params.nthread = 1
+    files = (str(path).encode() for path in (source, out))
+    assert lib.llama_model_quantize(*files, ctypes.byref(params)) == 0
+
+
 @dataclass(frozen=True)
 class Reference:
     """Greedy continuation of one prompt."""

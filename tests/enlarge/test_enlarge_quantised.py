@@ -7,13 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.own_draft import quantiser
-from edgespec_runtimes.gguf.own_draft.quantiser import quantise
 from gguf_files import tiny_llama
-from reference import LlamaCpp
+from reference import LlamaCpp, quantise
 
 TOKENS = [5, 80, 2, 290, 41, 0, 7]
 REPACKED = 0.01
@@ -53,41 +50,3 @@ def test_a_quantised_model_can_be_enlarged_and_stays_the_same(tmp_path: Path, na
     assert name.removesuffix("_M") in kinds
     expected, found = logits(stored, TOKENS), logits(out, TOKENS)
     assert np.abs(found - expected).max() <= REPACKED * np.ptp(expected, axis=1).mean()
-
-
-def test_an_unknown_type_names_the_known_ones(tmp_path: Path):
-    source = tiny_llama().write(tmp_path / "m.gguf")
-    with pytest.raises(UsageError, match=r"Q4_9.*Q4_0"):
-        quantise(source, tmp_path / "out.gguf", "Q4_9")
-
-
-def test_what_llama_cpp_would_not_survive_is_not_handed_to_it(tmp_path: Path):
-    (tmp_path / "m.gguf").write_bytes(b"GGUF but no model")
-    with pytest.raises(ModelError):
-        quantise(tmp_path / "m.gguf", tmp_path / "out.gguf", "Q4_0")
-
-
-@pytest.mark.slow
-def test_a_failure_of_the_quantiser_is_reported(tmp_path: Path):
-    source = tiny_llama().write(tmp_path / "m.gguf")
-    with pytest.raises(EdgespecError, match="Q4_0"):
-        quantise(source, tmp_path / "no folder" / "out.gguf", "Q4_0")
-
-
-def test_a_quantiser_that_is_killed_says_that_memory_may_be_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """It was "no reason given"."""
-    monkeypatch.setattr(quantiser, "python", lambda *_: ["sh", "-c", "kill -KILL $$"])
-    source = tiny_llama().write(tmp_path / "m.gguf")
-    with pytest.raises(EdgespecError, match="where memory is short"):
-        quantise(source, tmp_path / "out.gguf", "Q4_0")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device is always full here")
-def test_a_full_disk_is_called_one(tmp_path: Path):
-    """C++ calls it an iostream error."""
-    source = tiny_llama(embedding=256, heads=8, kv_heads=4, ffn=256).write(tmp_path / "m.gguf")
-    with pytest.raises(EdgespecError, match=r"could not be stored .* are free: make room"):
-        quantise(source, Path("/dev/full"), "Q4_0")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.kernels.invariant_kernels import HALF
 from edgespec_runtimes.gguf.llama import ggml
-from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.weights.packing import (
     multiplied_types,
@@ -29,29 +27,13 @@ from edgespec_runtimes.gguf.weights.packing import (
 from one_tree import ROOT, OneTree
 from paging_contract import load_paged, one_by_one
 from port_calls import evaluate, prefill
-from reference import LlamaCpp
+from reference import LlamaCpp, quantise
 
 PAIR = embedded_pair()
-FTYPES = {
-    "F32": 0,
-    "F16": 1,
-    "BF16": 32,
-    "Q4_0": 2,
-    "Q4_1": 3,
-    "Q5_0": 8,
-    "Q5_1": 9,
-    "Q8_0": 7,
-    "Q2_K": 10,
-    "Q3_K_M": 12,
-    "Q4_K_M": 15,
-    "Q5_K_M": 17,
-    "Q6_K": 18,
-    "IQ4_NL": 25,
-    "IQ4_XS": 30,
-    "TQ1_0": 36,
-    "TQ2_0": 37,
-}
-"""`enum llama_ftype` of llama.h."""
+NAMES = (
+    *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_M"),
+    *("Q5_K_M", "Q6_K", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0"),
+)
 N_TOKENS = 6
 
 
@@ -82,7 +64,7 @@ def assert_pages_like_llama_cpp(path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FTYPES)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_quantisation_pages_bit_for_bit(name: str, tmp_path: Path) -> None:
     assert_pages_like_llama_cpp(quantised(name, tmp_path))
 
@@ -90,10 +72,7 @@ def test_every_quantisation_pages_bit_for_bit(name: str, tmp_path: Path) -> None
 def quantised(name: str, folder: Path, source: Path = PAIR.target) -> Path:
     """The embedded target, or another model, in another quantisation."""
     path = folder / f"{name}.gguf"
-    params = lib.llama_model_quantize_default_params()
-    params.ftype, params.allow_requantize, params.nthread = FTYPES[name], True, 1
-    code = lib.llama_model_quantize(str(source).encode(), str(path).encode(), ctypes.byref(params))
-    assert code == 0
+    quantise(source, path, name)
     return path
 
 

@@ -23,7 +23,7 @@ from edgespec.values import NESTED
 from edgespec_runtimes.enlarge.gguf import trim
 from edgespec_runtimes.enlarge.gguf.trim import nest
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.own_draft.quantiser import quantise
+from reference import quantise
 
 PROMPT = "def read(path):\n    with open(path) as file:\n"
 TARGET_BYTES = 48 << 20

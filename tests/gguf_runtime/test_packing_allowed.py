@@ -15,8 +15,8 @@ from edgespec_runtimes.gguf.entry import GgufRuntime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import loading, log
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
-from edgespec_runtimes.gguf.own_draft.quantiser import quantise
 from edgespec_runtimes.gguf.weights.packing import packed_matrices
+from reference import quantise
 
 PAIR = embedded_pair()
 

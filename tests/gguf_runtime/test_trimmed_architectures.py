@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from edgespec.errors import ModelError
-from edgespec.memory.budget import MIB
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec.values import NESTED
@@ -87,7 +86,7 @@ def test_it_guesses_for_a_paged_model_of_which_it_shares_what_stays(
     def write() -> None:
         write_model(target, WRITING[name], changes)
         tokens, out = range(3, 400), tmp_path / "draft.gguf"
-        nest(target, out, kind, tokens) if kind in NESTED else trim(target, out, kind, tokens, MIB)
+        nest(target, out, kind, tokens) if kind in NESTED else trim(target, out, kind, tokens)
 
     assert in_child(write).how == "ok"
     alone, drafted = (try_way(target, draft, True) for draft in (None, tmp_path / "draft.gguf"))
@@ -176,7 +175,19 @@ def test_a_graph_that_needs_tokens_is_refused(name: str, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_rows_of_no_large_blocks_are_quantised_in_small_ones(tmp_path: Path) -> None:
     target = tiny_llama(tied=False).write(tmp_path / "target.gguf")
-    trim(target, tmp_path / "trimmed.gguf", "Q2_K", [*range(100)], 16 << 20)
+    trim(target, tmp_path / "trimmed.gguf", "Q2_K", [*range(100)])
     header = read_header(tmp_path / "trimmed.gguf")
     assert trimmed_shape(header).table.type.name == "Q4_0"
     assert header.tensors_by_name["token_embd.weight"].shape == (64, 100)
+
+
+def test_what_makes_a_coarse_copy_better_is_finer(tmp_path: Path) -> None:
+    """As llama.cpp's quantiser chooses; a norm and what is small stay as they are."""
+    target = tiny_llama(embedding=256, heads=8, kv_heads=2, ffn=256, tied=False)
+    trim(target.write(tmp_path / "target.gguf"), tmp_path / "draft.gguf", "Q2_K", range(100))
+    tensors = read_header(tmp_path / "draft.gguf").tensors
+    kinds = {tensor.name.split(".")[-2]: tensor.type.name for tensor in tensors}
+    finer = {"token_embd": "Q3_K", "ffn_down": "Q3_K", "attn_output": "Q3_K", "attn_v": "Q4_K"}
+    assert {part: kind for part, kind in kinds.items() if kind not in ("F32", "Q2_K")} == finer
+    assert kinds["attn_norm"] == kinds["output_norm"] == "F32"
+    assert kinds["attn_q"] == kinds["ffn_up"] == "Q2_K"

@@ -23,9 +23,9 @@ from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import loading, log
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
-from edgespec_runtimes.gguf.own_draft.quantiser import quantise
 from gguf_files import tiny_llama
 from port_calls import prefill
+from reference import quantise
 
 KINDS = ("Q8_0", "Q4_K_M", "Q2_K", "IQ4_XS", "Q4_0", "Q5_1", "F16", "BF16")
 SHAPES: Mapping[str, dict[str, int]] = {

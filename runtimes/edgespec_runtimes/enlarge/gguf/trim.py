@@ -5,13 +5,19 @@ Does not choose the quantisation or the tokens of the head.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from edgespec.errors import EdgespecError, ModelError, setting
 from edgespec.files.cache_folder import lower_parts
 from edgespec.files.unfinished import scratch_folder, unfinished_file
+from edgespec.memory.process import usable_cores
 from edgespec.ports import Progress
 from edgespec.registry import vocabulary_fingerprint, without_padding
 from edgespec.values import NESTED
@@ -28,20 +34,38 @@ from edgespec_runtimes.enlarge.gguf.gguf_writer import (
 from edgespec_runtimes.enlarge.gguf.nest import CannotNest, LowerParts, upper_rows
 from edgespec_runtimes.gguf.file.details import ENLARGED_FROM
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, ValueType, read_header
-from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, MADE_FOR, NO_TOKENIZER, OUTPUT
+from edgespec_runtimes.gguf.file.layout import (
+    EMBEDDINGS,
+    KINDS,
+    MADE_FOR,
+    NO_TOKENIZER,
+    NONE,
+    OUTPUT,
+    TensorType,
+)
 from edgespec_runtimes.gguf.file.validation import validate
-from edgespec_runtimes.gguf.llama import loading
-from edgespec_runtimes.gguf.own_draft.quantiser import quantise
+from edgespec_runtimes.gguf.llama import ggml, loading
 from edgespec_runtimes.gguf.own_draft.trimmed_header import (
     TABLE_ROWS,
     TABLE_TYPE,
     TOKEN_IDS,
     can_be_trimmed,
-    has_large_blocks,
 )
 
-VOCABULARY_TYPE, NARROW_TYPE = "Q3_K", "Q4_0"
-"""Types of embeddings and head: in blocks of 256 elements, and of 32."""
+_NARROW_TYPE = "Q4_0"
+"""Type of rows that are no multiple of 256 elements."""
+_OTHERS: Mapping[str, Mapping[str, str]] = {
+    "Q4_0": {"token_embd": "Q3_K", "output": "Q3_K"},
+    "Q2_K": {
+        **dict.fromkeys(("token_embd", "output", "ffn_down", "attn_output"), "Q3_K"),
+        "attn_v": "Q4_K",
+    },
+}
+"""Types of a kind's tables, which need less, and of the matrices that matter most."""
+_KEPT = re.compile(r"norm|gate_inp|conv|time_mix|altup|laurel|per_layer|position|rel_b")
+"""Names of matrices that graphs multiply otherwise, or that are small and matter."""
+_MOST_WEIGHTS = 1 << 18
+"""Weights that a thread converts at a time."""
 _OUTPUT_BIAS = "output.bias"
 _TOKENIZER = "tokenizer."
 
@@ -63,24 +87,19 @@ def trim(
     out: Path,
     kind: str,
     token_ids: Sequence[int],
-    buffer_bytes: int,
     progress: Progress | None = None,
 ) -> None:
     """Write `out`, the trimmed copy of `source` in quantisation `kind`, whose head rates
     `token_ids`, ascending.
 
-    Rows of weights take about `buffer_bytes`. Raises ModelError for a model that cannot be trimmed,
-    EdgespecError when the disk is too small or fails.
+    Raises ModelError for a model that cannot be trimmed, EdgespecError when the disk is too small
+    or fails.
     """
     check_trimmable(source)
     if kind in NESTED:
         nest(source, out, kind, token_ids, progress)
-        return
-    vocabulary_type = VOCABULARY_TYPE if has_large_blocks(read_header(source)) else NARROW_TYPE
-    with scratch_folder(out.parent) as folder:
-        coarse = folder / "coarse.gguf"
-        quantise(source, coarse, kind, progress, vocabulary_type, buffer_bytes)
-        write_trimmed(coarse, out, token_ids, progress)
+    else:
+        write_trimmed(source, out, token_ids, progress, kind=kind)
 
 
 def nest(
@@ -113,20 +132,22 @@ def write_trimmed(
     token_ids: Sequence[int],
     progress: Progress | None = None,
     parts: LowerParts | None = None,
+    kind: str = "",
 ) -> None:
-    """Write `out`, the trimmed copy of `source` in its quantisation, or the upper `parts` of its
-    weights. Memory stays constant."""
+    """Write `out`, the trimmed copy of `source`: of its weights as they are stored, their upper
+    `parts`, or coarse copies of a `kind`. Memory stays constant."""
     header = read_header(source)
     table = header.tensors_by_name[EMBEDDINGS]
     head = replace(header.tensors_by_name.get(OUTPUT, table), name=EMBEDDINGS)
     nested = parts.nesting(head) if parts else None
+    table_type = copied_type(table, kind)
+    head_type = nested.upper if nested else copied_type(head, kind)
 
     def head_rows() -> Iterator[bytes]:
         rows = _rows(header, head, token_ids)
-        return upper_rows(nested, rows) if nested else rows
+        return upper_rows(nested, rows) if nested else _converted(head, rows, head_type)
 
-    kind = nested.upper if nested else head.type
-    described: list[Description] = [(EMBEDDINGS, kind, (head.shape[0], len(token_ids)))]
+    described: list[Description] = [(EMBEDDINGS, head_type, (head.shape[0], len(token_ids)))]
     contents: list[Iterable[bytes]] = [head_rows()]
     for tensor in header.tensors:
         if tensor.name == _OUTPUT_BIAS:
@@ -136,16 +157,58 @@ def write_trimmed(
             described.append((tensor.name, nesting.upper, tensor.shape))
             contents.append(parts.split(header, tensor))
         elif tensor.name not in (EMBEDDINGS, OUTPUT):
-            described.append((tensor.name, tensor.type, tensor.shape))
-            contents.append(copied_tensor(header, tensor))
-    pairs = [*_pairs(header, table, token_ids), *(parts.pairs if parts else ())]
+            described.append((tensor.name, copied_type(tensor, kind), tensor.shape))
+            contents.append(_copied(header, tensor, kind))
+    pairs = [*_pairs(header, table, table_type, token_ids), *(parts.pairs if parts else ())]
     beside_bytes = parts.model.size_bytes if parts else 0
-    model = NewModel(pairs, described, header.alignment, table.nbytes, beside_bytes)
+    table_bytes = table_type.nbytes(math.prod(table.shape))
+    model = NewModel(pairs, described, header.alignment, table_bytes, beside_bytes)
     if not _can_be_opened(model, out):  # some graphs have an output of their own
         described.insert(1, (OUTPUT, *described[0][1:]))
         contents.insert(1, head_rows())
         model = replace(model, tensors=described)
-    model.write(out, [*contents, copied_tensor(header, table)], "writing the draft", progress)
+    model.write(out, [*contents, _copied(header, table, kind)], "writing the draft", progress)
+
+
+def copied_type(tensor: TensorEntry, kind: str) -> TensorType:
+    """The type of a tensor in a coarse copy of this kind: its own where that is no larger."""
+    *_, part, suffix = ("", *tensor.name.split("."))
+    is_matrix = suffix == "weight" and len(tensor.shape) > 1
+    if not kind or not is_matrix or _KEPT.search(tensor.name):
+        return tensor.type
+    coarse = KINDS[_OTHERS.get(kind, {}).get(part, kind)]
+    if tensor.shape[0] % coarse.block_size:
+        coarse = KINDS[_NARROW_TYPE]
+    n = math.prod(tensor.shape)
+    is_coarser = tensor.type.kernels is not NONE and coarse.nbytes(n) < tensor.nbytes
+    return coarse if is_coarser and tensor.shape[0] % coarse.block_size == 0 else tensor.type
+
+
+def _copied(header: GgufFile, tensor: TensorEntry, kind: str) -> Iterator[bytes]:
+    """A tensor in a coarse copy of this kind, in pieces."""
+    if (coarse := copied_type(tensor, kind)) is tensor.type:
+        return copied_tensor(header, tensor)
+    return _converted(tensor, _rows(header, tensor, range(math.prod(tensor.shape[1:]))), coarse)
+
+
+def _converted(tensor: TensorEntry, pieces: Iterable[bytes], coarse: TensorType) -> Iterator[bytes]:
+    """Rows of a tensor, of which each of the `pieces` has some, in another type."""
+    if coarse is tensor.type:
+        yield from pieces
+        return
+    n_in, to_float = tensor.shape[0], ggml.to_float(tensor.type.code)
+    row_bytes = tensor.type.nbytes(n_in)
+    n_bytes = max(1, _MOST_WEIGHTS // n_in) * row_bytes
+
+    def convert(raw: bytes) -> bytes:
+        values = np.empty((len(raw) // row_bytes, n_in), np.float32)
+        to_float(np.frombuffer(raw, np.uint8).ctypes.data, values.ctypes.data, values.size)
+        return ggml.quantised(coarse.code, values)
+
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        for piece in pieces:
+            starts = range(0, len(piece), n_bytes)
+            yield from pool.map(convert, [piece[at : at + n_bytes] for at in starts])
 
 
 def _can_be_opened(model: NewModel, out: Path) -> bool:
@@ -163,7 +226,9 @@ def _can_be_opened(model: NewModel, out: Path) -> bool:
         return True
 
 
-def _pairs(header: GgufFile, table: TensorEntry, token_ids: Sequence[int]) -> list[bytes]:
+def _pairs(
+    header: GgufFile, table: TensorEntry, table_type: TensorType, token_ids: Sequence[int]
+) -> list[bytes]:
     """The metadata without the tokenizer, and with what describes a trimmed copy."""
     vocab_size, tokenizer = header.key("vocab_size"), "tokenizer.ggml.model"
     fingerprint = vocabulary_fingerprint(without_padding(header.token_table()))
@@ -171,7 +236,7 @@ def _pairs(header: GgufFile, table: TensorEntry, token_ids: Sequence[int]) -> li
         tokenizer: pack_pair(tokenizer, NO_TOKENIZER),
         vocab_size: pack_pair(vocab_size, len(token_ids)),
         MADE_FOR: pack_pair(MADE_FOR, fingerprint),
-        TABLE_TYPE: pack_pair(TABLE_TYPE, table.type.code),
+        TABLE_TYPE: pack_pair(TABLE_TYPE, table_type.code),
         TABLE_ROWS: pack_pair(TABLE_ROWS, table.shape[1]),
         TOKEN_IDS: pack_array(TOKEN_IDS, ValueType.INT32, token_ids),
     }

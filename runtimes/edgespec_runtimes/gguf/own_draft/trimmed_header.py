@@ -67,17 +67,12 @@ def can_be_trimmed(header: GgufFile) -> bool:
     )
 
 
-def has_large_blocks(header: GgufFile) -> bool:
-    """True if rows consist of blocks of 256 elements, which types of fewer than 4 bits need."""
-    return header.embedding_length % 256 == 0
-
-
 def trimmed_bytes(header: GgufFile, bits: float) -> int:
     """Estimated weights of a trimmed copy with so many bits per weight of its layers; 0 if none can
     be made."""
     if not can_be_trimmed(header):
         return 0
-    if not has_large_blocks(header):
+    if header.embedding_length % 256:  # types of fewer bits have such blocks
         bits = max(bits, NARROW_BITS)
     rest = (t for t in header.tensors if t.name not in (EMBEDDINGS, OUTPUT))
     return int(bits * sum(math.prod(t.shape) for t in rest) / 8) + head_bytes(header)
