@@ -182,7 +182,7 @@ def test_rows_of_no_large_blocks_are_quantised_in_small_ones(tmp_path: Path) -> 
 
 
 def test_what_makes_a_coarse_copy_better_is_finer(tmp_path: Path) -> None:
-    """As llama.cpp's quantiser chooses; a norm and what is small stay as they are."""
+    """The choice is llama.cpp's quantiser's; norms stay as they are."""
     target = tiny_llama(embedding=256, heads=8, kv_heads=2, ffn=256, tied=False)
     trim(target.write(tmp_path / "target.gguf"), tmp_path / "draft.gguf", "Q2_K", range(100))
     tensors = read_header(tmp_path / "draft.gguf").tensors

@@ -54,7 +54,7 @@ class SpinningThreads:
 
 
 class ThreadTimes(threading.local):
-    """What the kernel counts of each thread, in a file that stays open, as opening takes long."""
+    """Times that the kernel counts of each thread, in a file that stays open: opening is slow."""
 
     def __init__(self) -> None:
         """Raises OSError where the kernel does not count."""
