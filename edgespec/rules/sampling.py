@@ -135,24 +135,6 @@ class Sampler:
         found = places[possible] if tokens is None else tokens[places[possible]]
         return found.tolist(), shares.tolist()
 
-    def luck(self, tokens: Sequence[int], n_ahead: int, ahead: Sequence[int] = ()) -> list[float]:
-        """Log odds that noise adds to `tokens` in the draw that is `n_ahead` tokens away, for
-        guesses without logits; -inf for those that a constraint forbids there.
-
-        With an exponential time e, a token of probability 1/2 is drawn with probability exp(-e):
-        its log odds are -log(expm1(e)), times the temperature.
-        """
-        these, position = np.array(tokens, np.int64), self.n_accepted + n_ahead
-        temperature, favours = self.params.temperature, [0.0] * len(these)
-        if temperature > 0 and position >= 0:
-            times = (math.exp(-noise) for noise in self._noise.gumbel(position, these).tolist())
-            favours = [-temperature * math.log(math.expm1(time)) for time in times]
-        if self._constraint is not None and n_ahead >= 0:
-            none = np.zeros(len(these), np.float32)
-            allowed = self._allowed(none, ahead, these, is_foreseen=True).tolist()
-            favours = [one + bias for one, bias in zip(favours, allowed, strict=True)]
-        return favours
-
     def forget_constraint(self) -> None:
         """Release the constraint, when the text has ended."""
         self._constraint = None

@@ -120,25 +120,10 @@ def test_a_few_logits_are_foreseen_like_all_of_them(kind: str) -> None:
     assert its_shares == pytest.approx(shares)
 
 
-def test_luck_is_the_log_odds_of_a_token_that_wins_half_of_its_draws() -> None:
-    """Drawn against one other token of the same logit."""
-    won: dict[bool, list[float]] = {True: [], False: []}
-    for seed in range(1500):
-        sampler = Sampler(SamplingParams(temperature=1.0, seed=seed))
-        (luck,) = sampler.luck([0], 0)
-        won[sampler.draw(np.zeros(2, np.float32)) == 0].append(1 / (1 + np.exp(-luck)))
-    chances = np.array(won[True] + won[False])
-    hits = np.repeat([1.0, 0.0], [len(won[True]), len(won[False])])
-    for low, high in ((0, 0.3), (0.3, 0.7), (0.7, 1)):
-        here = (chances >= low) & (chances < high)
-        assert hits[here].mean() == pytest.approx(chances[here].mean(), abs=0.05)
-
-
 def test_a_constraint_that_fails_ahead_foresees_nothing_and_raises_nothing() -> None:
     sampler = Sampler(SamplingParams(temperature=1.0), constraint=Cycle(is_strict=True))
     logits = np.zeros(N_VOCAB, np.float32)
     assert sampler.foresee(logits, 3, 5, [0, 1, 2, 3, 4])[0] == []
-    assert sampler.luck([1, 2], 5, [0, 1, 2, 3, 4]) == [-np.inf, -np.inf]
 
 
 @pytest.mark.slow

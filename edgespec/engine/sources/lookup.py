@@ -8,7 +8,6 @@ here every text is in an index of its own, which is kept after its end. Knows no
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
 
 MIN_MATCH, MIN_RECENT_MATCH, MAX_MATCH = 2, 3, 24
 """Fewest matching tokens of an occurrence, of one in another text, and most that are compared."""
-MAX_PLACES, MAX_WHOLE = 24, 3
-"""Most positions that a search compares, and matches of `MAX_MATCH` tokens that end it."""
+MAX_PLACES = 24
+"""Most positions that a search compares."""
 N_HEADS = 1 << 15
 """Heads of an index's hash chains."""
 N_TOKENS = 8192
@@ -82,10 +81,10 @@ class TextIndex:
         with the number of matching tokens, at least `least`."""
         if len(words) < MIN_MATCH:
             return []
-        tokens, found, n_whole = self.tokens, [], 0
+        tokens, found = self.tokens, []
         place = self._heads[_head(words[-2], words[-1])]
         for _ in range(MAX_PLACES):
-            if place < 0 or n_whole == MAX_WHOLE:
+            if place < 0:
                 break
             alike = 0
             for back, word in enumerate(reversed(words)):
@@ -94,7 +93,6 @@ class TextIndex:
                 alike += 1
             if alike >= least and place + 1 < len(tokens):
                 found.append((tokens[place + 1], alike))
-                n_whole += alike == MAX_MATCH
             place = self._before[place]
         return found
 
@@ -116,27 +114,6 @@ def voted(places: Sequence[tuple[int, int]]) -> tuple[int, list[int], list[float
     best = sorted(votes, key=lambda token: -votes[token])[:N_CANDIDATES]
     total = sum(votes.values())
     return most, best, [votes[token] / total for token in best]
-
-
-def weighed(opinion: Opinion, luck: Sequence[float]) -> Opinion | None:
-    """`opinion` with shares and chance by the `luck` of its tokens in the draw, best first; None if
-    none of them is possible."""
-    if not any(luck):
-        return opinion
-    shares, chance = opinion.probabilities, opinion.chance
-    weights = [
-        share * math.exp(one / opinion.temperature) for share, one in zip(shares, luck, strict=True)
-    ]
-    best = sorted((n for n, weight in enumerate(weights) if weight), key=lambda n: -weights[n])
-    if not best:
-        return None
-    total = sum(weights)
-    odds = total / sum(shares) * chance
-    return opinion._replace(
-        tokens=[opinion.tokens[n] for n in best],
-        probabilities=[weights[n] / total for n in best],
-        chance=odds / (1.0 - chance + odds),
-    )
 
 
 class LookupSource(Source):
@@ -184,10 +161,7 @@ class LookupSource(Source):
         alike, tokens, shares = voted(places)
         length = next(most for most in _BY_LENGTH if alike <= most)
         kind = f"{'other ' * is_others}{length}{'!' * (len(tokens) == 1)}"
-        opinion = self.opinion(kind, tokens, shares)
-        depth = int(pool.depth[node])
-        luck = text.sampler.luck(tokens, depth, self.branch(pool, node, text))
-        return opinion and weighed(opinion, luck)
+        return self.opinion(kind, tokens, shares)
 
     def read(self, text: Text) -> None:
         own = self._own.setdefault(text.slot.number, TextIndex())
