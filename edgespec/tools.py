@@ -13,7 +13,7 @@ from typing import Protocol
 from edgespec import extras
 from edgespec.errors import EdgespecError
 from edgespec.ports import Progress
-from edgespec.values import EnlargeReport, NestedSizes
+from edgespec.values import DraftSizes, EnlargeReport
 
 GROUP, NAME = "edgespec.tools", "gguf"
 
@@ -32,12 +32,8 @@ class ModelTool(Protocol):
     def check_trimmable(self, source: Path) -> None:
         """Raise ModelError for a model of which `trim` cannot write a draft."""
 
-    def trimmed_bytes(self, source: Path, bits: float) -> int:
-        """Estimated weights of a trimmed copy with so many bits per weight of its layers; 0 if none
-        can be made."""
-
-    def nested_sizes(self, source: Path) -> Sequence[NestedSizes]:
-        """Sizes of drafts that can be made of the upper bits of the weights."""
+    def draft_sizes(self, source: Path) -> Sequence[DraftSizes]:
+        """Sizes of the drafts that `trim` can write of the model."""
 
     def trim(
         self,

@@ -21,19 +21,19 @@ NESTED = ("nested", "nested_small", "nested_least")
 
 
 @dataclass(frozen=True, slots=True)
-class NestedSizes:
-    """Sizes of a draft of the upper bits of a target's weights."""
+class DraftSizes:
+    """Sizes of a draft made from its target: of coarse copies, or of its weights' upper bits."""
 
     kind: str
     bits: float
     """Bits per weight of layers."""
-    upper_bytes: int
-    lower_bytes: int
-    """Bytes of the file with the lower bits."""
-    unread_bytes: int
-    """Bytes of the target that passes need not read where the draft is beside it."""
-    head_tokens: int
+    weight_bytes: int
+    head_tokens: int = 0
     """Most tokens that its head rates."""
+    lower_bytes: int = 0
+    """Bytes of the file with the lower bits."""
+    unread_bytes: int = 0
+    """Bytes of the target that passes need not read where the draft is beside it."""
 
 
 @dataclass(frozen=True, slots=True)

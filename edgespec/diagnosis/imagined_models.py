@@ -18,7 +18,8 @@ from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.memory.pinning import SegmentSize
 from edgespec.session import strategy
-from edgespec.session.strategy import Speed, Strategy
+from edgespec.session.strategy import COARSENESSES, Speed, Strategy
+from edgespec.values import DraftSizes
 
 BITS = {
     "F32": 32.0,
@@ -212,7 +213,8 @@ def _drafts(weights: _Weights, plan: MemoryPlan, speed: Speed) -> list[Strategy]
     fits = plan.paged and plan.smallest_bytes + relative.draft_bytes <= plan.budget_bytes
     found = [relative] * (is_small and fits)
     if not weights.shape.state_bytes:  # how well a hybrid's guesses is not known
-        own = strategy.own_drafts(plan, weights.used_bytes, weights.trimmed_bytes)
+        sizes = [DraftSizes(a.kind, a.bits, weights.trimmed_bytes(a.bits)) for a in COARSENESSES]
+        own = strategy.own_drafts(plan, weights.used_bytes, sizes)
         found += filter(None, [strategy.fastest(own, speed)])
     return found
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -54,8 +53,6 @@ MEASURING_S = 30.0
 DIGITS = 12
 """Digits of a target's digest in the names of its drafts."""
 OTHERWISE = f"name a small model of its family with {setting.draft}, or use {setting.lookup(True)}"
-HEAD_TOKENS = 64 << 10
-"""Tokens that a draft's head rates: of code and prose, 0.7 to 1.2 % of the tokens are others."""
 N_CLASSES = 8
 """Budgets that are equal in eighths of the target's size share a choice."""
 
@@ -160,8 +157,8 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
     alone = settings.model_copy(update={"model": target, "draft": None})
     plan = session.plan(alone, NO_GUESSES, progress)
     chosen = _choose(target, plan, tool, settings.read_limit)
-    nested = chosen.nested
-    needed = nested.upper_bytes + nested.lower_bytes if nested else chosen.file_bytes
+    assert chosen.sizes
+    needed = chosen.sizes.weight_bytes + chosen.sizes.lower_bytes
     if (free := shutil.disk_usage(out.parent).free) < needed:
         raise EdgespecError(
             f"making a draft needs {format_size(needed)} in {out.parent}, {format_size(free)} are "
@@ -169,8 +166,8 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
         )
     with session.open_models(alone, NO_GUESSES) as models:
         progress("counting tokens", 0.0)
-        n_rated = nested.head_tokens if nested else HEAD_TOKENS
-        token_ids = frequent_tokens(models.target.vocabulary, models.target.info.n_vocab, n_rated)
+        target_model, n_rated = models.target, chosen.sizes.head_tokens
+        token_ids = frequent_tokens(target_model.vocabulary, target_model.info.n_vocab, n_rated)
         heap.trim_heap()
         alone_tokens_per_s, _ = _measured(models, PROMPTS[:1], N_TOKENS_ALONE, progress)
     with scratch_folder(out.parent) as folder:
@@ -222,14 +219,13 @@ def _choose(target: Path, plan: MemoryPlan, tool: ModelTool, limit: int | None =
             f"{target.name} fits into {format_size(plan.budget_bytes)}: a draft made from it would "
             f"hardly be faster than none; {OTHERWISE}"
         )
-    trimmed_bytes = partial(tool.trimmed_bytes, target)
     disk = disk_speed.bytes_per_second(target, limit=limit) or disk_speed.USUAL_BYTES_PER_S
-    nested = tool.nested_sizes(target)
-    if chosen := strategy.own_draft(plan, trimmed_bytes, disk, nested):
+    sizes = tool.draft_sizes(target)
+    if chosen := strategy.own_draft(plan, sizes, disk):
         return chosen
     with_room = replace(plan, budget_bytes=1 << 62)
-    copy_bytes = (lambda bits: 0) if nested else trimmed_bytes  # upper bits take least memory
-    if least := strategy.own_draft(with_room, copy_bytes, disk, nested[-1:]):
+    smallest = sorted(sizes, key=lambda one: one.weight_bytes)[:1]
+    if least := strategy.own_draft(with_room, smallest, disk):
         raise BudgetError(
             f"a draft made from {target.name} takes {format_size(least.draft_bytes)} beside "
             f"{format_size(plan.smallest_bytes)} for the target, more than "
@@ -241,7 +237,7 @@ def _choose(target: Path, plan: MemoryPlan, tool: ModelTool, limit: int | None =
     )
 
 
-def frequent_tokens(vocabulary: Vocabulary, n_vocab: int, n_tokens: int = HEAD_TOKENS) -> list[int]:
+def frequent_tokens(vocabulary: Vocabulary, n_vocab: int, n_tokens: int) -> list[int]:
     """Up to `n_tokens` of `n_vocab` tokens, ascending: those that end texts or that a chat template
     writes, the most frequent ones of texts, and the first of the vocabulary.
 

@@ -17,7 +17,7 @@ from edgespec.engine.prices import Point, Prices
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.paging.disk_speed import USUAL_BYTES_PER_S
 from edgespec.settings.config import DRAFT_CTX_SIZE, USUAL_DRAFT_MAX
-from edgespec.values import NestedSizes
+from edgespec.values import NESTED, DraftSizes
 
 USUAL_THREADS, MOST_THREADS = 2, 8
 """Threads of the machine that was measured; beyond MOST_THREADS memory limits them."""
@@ -110,8 +110,8 @@ class Strategy:
     file_bytes: int = 0
     saved_share: float = 0.0
     """Share of a pinned weight's memory that a draft's copy of it has had."""
-    nested: NestedSizes | None = None
-    """Sizes of a draft of the target's upper bits, which passes do not read."""
+    sizes: DraftSizes | None = None
+    """Sizes of a draft made from the target."""
 
     def rates(self, speed: Speed) -> tuple[float, float]:
         """Tokens per second in conversation, and on code."""
@@ -125,7 +125,7 @@ class Strategy:
         read_bytes = plan.least_bytes_per_pass
         if plan.paged and self.draft_bytes:
             pinned_bytes = max(0, weight_bytes - read_bytes - self.draft_bytes)
-            unread_bytes = self.nested.unread_bytes if self.nested else 0
+            unread_bytes = self.sizes.unread_bytes if self.sizes else 0
             pinned_bytes = unread_bytes + int(pinned_bytes / (1 - self.saved_share))
             read_bytes = max(0, weight_bytes - pinned_bytes)
         rows_cost = guessing.rows_cost / (1 if plan.paged else PAGED_COST)
@@ -159,46 +159,32 @@ def beside(plan: MemoryPlan, weight_bytes: int, draft: str, file_bytes: int) -> 
     return Strategy(plan, weight_bytes, USUAL, draft, draft_bytes, file_bytes)
 
 
-def own_drafts(
-    plan: MemoryPlan,
-    weight_bytes: int,
-    trimmed_bytes: Callable[[float], int],
-    nested: Sequence[NestedSizes] = (),
-) -> list[Strategy]:
-    """Drafts made from a target that fit beside it under its `plan` without one.
+def own_drafts(plan: MemoryPlan, weight_bytes: int, sizes: Iterable[DraftSizes]) -> list[Strategy]:
+    """Drafts of these sizes, made from a target, that fit beside it under its `plan` without one.
 
-    `trimmed_bytes` gives the size of a draft with so many bits per weight, `nested` those of
-    the target's upper bits. What a copy is made of needs none where it stays pinned, which pins
-    more.
+    What a coarse copy is made of needs none where it stays pinned, which pins more.
     """
     if not plan.paged or not weight_bytes:
         return []
-    made = [
-        replace(
-            beside(plan, weight_bytes, one.kind, nbytes),
-            guessing=one.guessing,
-            saved_share=min(MAX_SAVED_SHARE, nbytes / weight_bytes),
-        )
-        for one in COARSENESSES
-        if (nbytes := trimmed_bytes(one.bits))
-    ]
-    for sizes in nested:
-        guessing = next((one.guessing for one in COARSENESSES if one.bits <= sizes.bits), TWO_BITS)
-        upper = beside(plan, weight_bytes, sizes.kind, sizes.upper_bytes)
-        made.append(replace(upper, guessing=guessing, nested=sizes))
+    made = []
+    for one in sizes:
+        own = beside(plan, weight_bytes, one.kind, one.weight_bytes)
+        if one.kind in NESTED:
+            guessing = next((a.guessing for a in COARSENESSES if a.bits <= one.bits), TWO_BITS)
+        else:
+            guessing = next(a.guessing for a in COARSENESSES if a.kind == one.kind)
+            own = replace(own, saved_share=min(MAX_SAVED_SHARE, one.weight_bytes / weight_bytes))
+        made.append(replace(own, guessing=guessing, sizes=one))
     return [one for one in made if one.draft_bytes <= plan.budget_bytes - plan.smallest_bytes]
 
 
 def own_draft(
-    plan: MemoryPlan,
-    trimmed_bytes: Callable[[float], int],
-    disk_bytes_per_s: float = USUAL_BYTES_PER_S,
-    nested: Sequence[NestedSizes] = (),
+    plan: MemoryPlan, sizes: Iterable[DraftSizes], disk_bytes_per_s: float = USUAL_BYTES_PER_S
 ) -> Strategy | None:
     """The fastest draft made from a target under its `plan`; None if none is worth making, not even
     on code."""
     speed, weight_bytes = Speed(disk_bytes_per_s), _used_bytes(plan)
-    best = fastest(own_drafts(plan, weight_bytes, trimmed_bytes, nested), speed)
+    best = fastest(own_drafts(plan, weight_bytes, sizes), speed)
     without, _ = Strategy(plan, weight_bytes).rates(speed)
     return best if best and max(best.rates(speed)) >= MIN_SPEEDUP * without else None
 

@@ -15,13 +15,14 @@ from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec.values import NESTED
 from edgespec_runtimes.enlarge.gguf.trim import check_trimmable, nest, trim, write_trimmed
+from edgespec_runtimes.enlarge.gguf.ways import can_be_trimmed
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.file.architectures import Trait, architecture
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import abi, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
-from edgespec_runtimes.gguf.own_draft.trimmed_header import can_be_trimmed, trimmed_shape
+from edgespec_runtimes.gguf.own_draft.trimmed import trimmed_shape
 from edgespec_runtimes.gguf.weights.segments import TRACED_SHAPE
 from gguf_files import tiny_llama
 from one_tree import OneTree

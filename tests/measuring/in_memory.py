@@ -35,7 +35,7 @@ from edgespec.settings.units import parse_size
 from edgespec_runtimes.gguf import baselines
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.heads import is_head
-from edgespec_runtimes.gguf.own_draft.trimmed_header import is_trimmed
+from edgespec_runtimes.gguf.own_draft.trimmed import is_trimmed
 
 ALONE, LINE, NO_DRAFT, AS_IT_COMES = "llama.cpp", "its line of 8", "no draft", "edgespec"
 CONTENDERS = (ALONE, LINE, NO_DRAFT, AS_IT_COMES)

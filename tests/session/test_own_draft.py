@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from edgespec.paging import disk_speed
 from edgespec.session import own_draft, session, strategy
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.parsing import OWN_DRAFT
+from edgespec.values import DraftSizes
 
 TARGET = embedded_pair().target
 
@@ -109,6 +110,7 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = strategy.beside(plan(900), 1800 * MIB, "Q2_K", 600 * MIB)
+    chosen = replace(chosen, sizes=DraftSizes("Q2_K", 3.0, 600 * MIB))
     monkeypatch.setattr(own_draft, "_choose", lambda *args: chosen)
     free = shutil.disk_usage(tmp_path)._replace(free=40 * MIB)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
@@ -118,11 +120,11 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_made(
 
 
 class Tool:
-    """A tool whose drafts have these sizes."""
+    """A tool whose drafts are those of a model with 1,300 million weights."""
 
-    def __init__(self, size_bytes: Callable[[float], int]) -> None:
-        self.trimmed_bytes = lambda target, bits: size_bytes(bits)
-        self.nested_sizes = lambda target: ()
+    def draft_sizes(self, target: Path) -> list[DraftSizes]:
+        kinds = strategy.COARSENESSES
+        return [DraftSizes(one.kind, one.bits, int(1.3e9 * one.bits / 8)) for one in kinds]
 
 
 def plan(budget_mib: int, smallest_mib: int = 150) -> MemoryPlan:
@@ -139,8 +141,7 @@ def plan(budget_mib: int, smallest_mib: int = 150) -> MemoryPlan:
 def choose(budget_mib: int, monkeypatch: pytest.MonkeyPatch, disk: float) -> str:
     """Kind of the draft that is chosen beside it."""
     monkeypatch.setattr(disk_speed, "bytes_per_second", lambda *given, **limit: disk)
-    tool = Tool(lambda bits: int(1.3e9 * bits / 8))
-    return own_draft._choose(TARGET, plan(budget_mib), tool).draft  # type: ignore[arg-type]
+    return own_draft._choose(TARGET, plan(budget_mib), Tool()).draft  # type: ignore[arg-type]
 
 
 def test_one_that_would_pay_and_has_no_room_is_refused_with_the_memory_it_takes(

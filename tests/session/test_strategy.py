@@ -7,6 +7,7 @@ from dataclasses import replace
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.pinning import SegmentSize
 from edgespec.session.strategy import (
+    COARSENESSES,
     Guessing,
     Speed,
     Strategy,
@@ -15,6 +16,7 @@ from edgespec.session.strategy import (
     own_draft,
     own_drafts,
 )
+from edgespec.values import DraftSizes
 
 SLOW = 300e6
 SPEED = Speed(SLOW)
@@ -40,19 +42,18 @@ def plan(budget_mib: int, weights_mib: int = 1800, smallest_mib: int = 150) -> M
     )
 
 
+SIZES = [DraftSizes(one.kind, one.bits, int(1.3e9 * one.bits / 8)) for one in COARSENESSES]
+"""Sizes of drafts of a model with 1,300 million weights."""
+
+
 def found(its_plan: MemoryPlan) -> list[Strategy]:
-    return own_drafts(its_plan, 1800 * MIB, sizes)
+    return own_drafts(its_plan, 1800 * MIB, SIZES)
 
 
 def best(candidates: list[Strategy]) -> Strategy:
     chosen = fastest(candidates, SPEED)
     assert chosen is not None
     return chosen
-
-
-def sizes(bits: float) -> int:
-    """Sizes of drafts of a model with 1,300 million weights."""
-    return int(1.3e9 * bits / 8)
 
 
 def test_the_finest_that_leaves_room_is_chosen_where_memory_is_plentiful() -> None:
@@ -70,7 +71,7 @@ def test_a_slow_disk_gains_more_than_a_fast_one() -> None:
     without = Strategy(plan(900), 1800 * MIB)
 
     def gain(disk: float) -> float:
-        made = own_draft(plan(900), sizes, disk)
+        made = own_draft(plan(900), SIZES, disk)
         assert made is not None
         return made.rates(Speed(disk))[0] / without.rates(Speed(disk))[0]
 
@@ -79,11 +80,11 @@ def test_a_slow_disk_gains_more_than_a_fast_one() -> None:
 
 def test_a_target_that_fits_gets_none() -> None:
     assert found(plan(4000)) == []
-    assert own_draft(plan(4000), sizes, SLOW) is None
+    assert own_draft(plan(4000), SIZES, SLOW) is None
 
 
 def test_a_target_of_which_none_can_be_made_gets_none() -> None:
-    assert own_draft(plan(900), lambda bits: 0, SLOW) is None
+    assert own_draft(plan(900), [], SLOW) is None
 
 
 def test_the_bytes_of_copies_that_pinned_weights_replace_pin_more() -> None:

@@ -28,7 +28,7 @@ from edgespec_runtimes.gguf.file.heads import N_LAYERS, has_layers, is_head, obs
 from edgespec_runtimes.gguf.file.validation import validate
 from edgespec_runtimes.gguf.llama import ggml, gpu, loading, rpc
 from edgespec_runtimes.gguf.options import GgufOptions
-from edgespec_runtimes.gguf.own_draft.trimmed_header import is_trimmed, trimmed_shape
+from edgespec_runtimes.gguf.own_draft.trimmed import PreparedTrimmed, is_trimmed, trimmed_shape
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 
 if TYPE_CHECKING:
@@ -143,8 +143,6 @@ class GgufRuntime(Runtime):
 def _prepared(request: ModelRequest, header: GgufFile) -> PreparedGguf:
     is_its_own_draft = request.target is not None and request.path.samefile(request.target)
     if is_trimmed(header):
-        from edgespec_runtimes.gguf.own_draft.trimmed import PreparedTrimmed
-
         return PreparedTrimmed(request, header)
     if not is_head(header) and not (is_its_own_draft and has_layers(header)):
         return PreparedGguf(request, header)

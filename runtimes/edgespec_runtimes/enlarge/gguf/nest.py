@@ -16,6 +16,7 @@ import numpy as np
 from edgespec.errors import ModelError
 from edgespec.files.sampled import sampled_digest
 from edgespec_runtimes.enlarge.gguf.gguf_writer import CHUNK_BYTES, NewModel, pack_pair, read_bytes
+from edgespec_runtimes.enlarge.gguf.ways import nesting_of
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, KINDS, OUTPUT
 from edgespec_runtimes.gguf.own_draft.nested import (
@@ -25,7 +26,6 @@ from edgespec_runtimes.gguf.own_draft.nested import (
     SUMMED_BYTES,
     SUMS,
     checksums,
-    nesting_of,
 )
 from edgespec_runtimes.gguf.own_draft.nesting import UNIT, Nesting
 

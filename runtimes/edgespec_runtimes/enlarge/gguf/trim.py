@@ -6,8 +6,7 @@ Does not choose the quantisation or the tokens of the head.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -32,38 +31,20 @@ from edgespec_runtimes.enlarge.gguf.gguf_writer import (
     read_bytes,
 )
 from edgespec_runtimes.enlarge.gguf.nest import CannotNest, LowerParts, upper_rows
+from edgespec_runtimes.enlarge.gguf.ways import can_be_trimmed, copied_type
 from edgespec_runtimes.gguf.file.details import ENLARGED_FROM
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, ValueType, read_header
 from edgespec_runtimes.gguf.file.layout import (
     EMBEDDINGS,
-    KINDS,
     MADE_FOR,
     NO_TOKENIZER,
-    NONE,
     OUTPUT,
     TensorType,
 )
 from edgespec_runtimes.gguf.file.validation import validate
 from edgespec_runtimes.gguf.llama import ggml, loading
-from edgespec_runtimes.gguf.own_draft.trimmed_header import (
-    TABLE_ROWS,
-    TABLE_TYPE,
-    TOKEN_IDS,
-    can_be_trimmed,
-)
+from edgespec_runtimes.gguf.own_draft.trimmed import TABLE_ROWS, TABLE_TYPE, TOKEN_IDS
 
-_NARROW_TYPE = "Q4_0"
-"""Type of rows that are no multiple of 256 elements."""
-_OTHERS: Mapping[str, Mapping[str, str]] = {
-    "Q4_0": {"token_embd": "Q3_K", "output": "Q3_K"},
-    "Q2_K": {
-        **dict.fromkeys(("token_embd", "output", "ffn_down", "attn_output"), "Q3_K"),
-        "attn_v": "Q4_K",
-    },
-}
-"""Types of a kind's tables, which need less, and of the matrices that matter most."""
-_KEPT = re.compile(r"norm|gate_inp|conv|time_mix|altup|laurel|per_layer|position|rel_b")
-"""Names of matrices that graphs multiply otherwise, or that are small and matter."""
 _MOST_WEIGHTS = 1 << 18
 """Weights that a thread converts at a time."""
 _OUTPUT_BIAS = "output.bias"
@@ -168,20 +149,6 @@ def write_trimmed(
         contents.insert(1, head_rows())
         model = replace(model, tensors=described)
     model.write(out, [*contents, _copied(header, table, kind)], "writing the draft", progress)
-
-
-def copied_type(tensor: TensorEntry, kind: str) -> TensorType:
-    """The type of a tensor in a coarse copy of this kind: its own where that is no larger."""
-    *_, part, suffix = ("", *tensor.name.split("."))
-    is_matrix = suffix == "weight" and len(tensor.shape) > 1
-    if not kind or not is_matrix or _KEPT.search(tensor.name):
-        return tensor.type
-    coarse = KINDS[_OTHERS.get(kind, {}).get(part, kind)]
-    if tensor.shape[0] % coarse.block_size:
-        coarse = KINDS[_NARROW_TYPE]
-    n = math.prod(tensor.shape)
-    is_coarser = tensor.type.kernels is not NONE and coarse.nbytes(n) < tensor.nbytes
-    return coarse if is_coarser and tensor.shape[0] % coarse.block_size == 0 else tensor.type
 
 
 def _copied(header: GgufFile, tensor: TensorEntry, kind: str) -> Iterator[bytes]:

@@ -66,11 +66,15 @@ class TensorType:
     kernels: Kernels = ONE
     scales: tuple[int, int] | None = None
     """Begin and end of the scales in a block, without which its values are zero, if known."""
+    nests: tuple[tuple[str, int], ...] = ()
+    """Types that the upper bits of codes can have, the largest first, each with the bytes that the
+    lower ones of 256 weights take then."""
 
     def nbytes(self, n_elements: int) -> int:
         return n_elements // self.block_size * self.block_bytes
 
 
+_Q8_0_NESTS = (("Q4_K", 144), ("Q3_K", 180), ("Q2_K", 208))
 TENSOR_TYPES: Mapping[int, TensorType] = {
     kind.code: kind
     for kind in (
@@ -80,13 +84,13 @@ TENSOR_TYPES: Mapping[int, TensorType] = {
         TensorType(3, "Q4_1", 32, 20, MAY_DIFFER, (0, 4)),
         TensorType(6, "Q5_0", 32, 22, MAY_DIFFER, (0, 2)),
         TensorType(7, "Q5_1", 32, 24, ONE, (0, 4)),
-        TensorType(8, "Q8_0", 32, 34, MAY_DIFFER, (0, 2)),
+        TensorType(8, "Q8_0", 32, 34, MAY_DIFFER, (0, 2), _Q8_0_NESTS),
         TensorType(9, "Q8_1", 32, 36, NONE),
         TensorType(10, "Q2_K", 256, 84, TILED, (80, 84)),
         TensorType(11, "Q3_K", 256, 110, TILED, (108, 110)),
-        TensorType(12, "Q4_K", 256, 144, MAY_DIFFER | TILED, (0, 4)),
-        TensorType(13, "Q5_K", 256, 176, TILED, (0, 4)),
-        TensorType(14, "Q6_K", 256, 210, MAY_DIFFER | TILED, (208, 210)),
+        TensorType(12, "Q4_K", 256, 144, MAY_DIFFER | TILED, (0, 4), (("Q2_K", 80),)),
+        TensorType(13, "Q5_K", 256, 176, TILED, (0, 4), (("Q4_K", 48),)),
+        TensorType(14, "Q6_K", 256, 210, MAY_DIFFER | TILED, (208, 210), (("Q3_K", 116),)),
         TensorType(15, "Q8_K", 256, 292, NONE),
         TensorType(16, "IQ2_XXS", 256, 66, TILED),
         TensorType(17, "IQ2_XS", 256, 74, TILED),

@@ -32,17 +32,9 @@ from edgespec.paging.reader import (
     Run,
     Segment,
 )
-from edgespec.values import NESTED, NestedSizes
-from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, read_header
-from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT, padded
-from edgespec_runtimes.gguf.own_draft.nesting import (
-    MERGING_BYTES,
-    NESTINGS,
-    UNIT,
-    Nesting,
-    as_stored,
-)
-from edgespec_runtimes.gguf.own_draft.trimmed_header import MAX_HEAD, can_be_trimmed, head_bytes
+from edgespec_runtimes.gguf.file.header import GgufFile, read_header
+from edgespec_runtimes.gguf.file.layout import padded
+from edgespec_runtimes.gguf.own_draft.nesting import MERGING_BYTES, NESTINGS, Nesting, as_stored
 from edgespec_runtimes.gguf.weights.segments import SMALL_BYTES, WeightGroup, extent_of
 
 SOURCE, PAIR = "edgespec.draft.nested_in", "edgespec.draft.pair"
@@ -58,44 +50,6 @@ ALIGNMENT = BLOCK_BYTES
 """Alignment of lower parts in their file."""
 _ALIKE = BLOCK_BYTES // 2
 """Units whose lower parts end at a block, as long as those of one are an even number of bytes."""
-
-
-def nesting_of(entry: TensorEntry, kind: str) -> Nesting | None:
-    """The way in which a matrix nests in a kind of draft; None if it does not.
-
-    The second kind takes as little memory as there can be. Where codes have 2 bits, attention is
-    whole in the first: with it Qwen2.5-Coder-1.5B agreed with itself in 69 % of a conversation,
-    without in 63.
-    """
-    ways, is_small = NESTINGS.get(entry.type.name, ()), kind != NESTED[0]
-    if not ways or entry.nbytes < SMALL_BYTES or len(entry.shape) != 2 or entry.shape[0] % UNIT:
-        return None
-    nesting = ways[min(NESTED.index(kind), len(ways) - 1)]
-    is_attention = ".attn_" in entry.name
-    return None if is_attention and nesting.upper.name == "Q2_K" and not is_small else nesting
-
-
-def nested_sizes(header: GgufFile) -> list[NestedSizes]:
-    """Sizes of drafts of the upper parts of a model's weights, if enough have such parts:
-    a draft of nearly all bits saves little."""
-    found = [_sizes(header, kind) for kind in NESTED] if can_be_trimmed(header) else []
-    return [one for one in found if 3 * one.lower_bytes >= one.upper_bytes]
-
-
-def _sizes(header: GgufFile, kind: str) -> NestedSizes:
-    n_upper = n_lower = n_unread = n_weights = 0
-    for entry in header.tensors:
-        if entry.name not in (EMBEDDINGS, OUTPUT):
-            nesting, n = nesting_of(entry, kind), math.prod(entry.shape)
-            n_weights += n
-            lower_bytes = n // UNIT * nesting.lower_bytes if nesting else 0
-            n_lower += lower_bytes
-            n_upper += n // UNIT * nesting.upper_bytes if nesting else entry.nbytes
-            n_unread += (entry.nbytes - lower_bytes) * (entry.nbytes >= SMALL_BYTES)
-    bits = 8 * n_upper / n_weights
-    n_rated = MAX_HEAD if kind == NESTED[0] else MAX_HEAD // 2
-    n_upper += head_bytes(header, n_rated)
-    return NestedSizes(kind, bits, n_upper, n_lower, n_unread, n_rated)
 
 
 def checksums(raw: bytes | memoryview) -> np.ndarray:

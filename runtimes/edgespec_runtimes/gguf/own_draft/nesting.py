@@ -363,15 +363,20 @@ def _join_q8_0(upper: np.ndarray, lower: np.ndarray, out: np.ndarray) -> None:
         blocks["codes"][:, 2 * row + 1] = (high & _HIGH | low >> _BITS[4] & _LOW).view("V32")
 
 
+_CODES = {
+    ("Q8_0", "Q4_K"): (_split_q8_0, _join_q8_0),
+    ("Q8_0", "Q3_K"): (_split_q8_0_small, _join_q8_0_small),
+    ("Q8_0", "Q2_K"): (_split_q8_0_least, _join_q8_0_least),
+    ("Q6_K", "Q3_K"): (_split_q6_k, _join_q6_k),
+    ("Q5_K", "Q4_K"): (_split_q5_k, _join_q5_k),
+    ("Q4_K", "Q2_K"): (_split_q4_k, _join_q4_k),
+}
 NESTINGS: Mapping[str, Sequence[Nesting]] = {
-    "Q8_0": [
-        Nesting(TYPES["Q4_K"], 272, 144, 144, _split_q8_0, _join_q8_0),
-        Nesting(TYPES["Q3_K"], 272, 110, 180, _split_q8_0_small, _join_q8_0_small),
-        Nesting(TYPES["Q2_K"], 272, 84, 208, _split_q8_0_least, _join_q8_0_least),
-    ],
-    "Q6_K": [Nesting(TYPES["Q3_K"], 210, 110, 116, _split_q6_k, _join_q6_k)],
-    "Q5_K": [Nesting(TYPES["Q4_K"], 176, 144, 48, _split_q5_k, _join_q5_k)],
-    "Q4_K": [Nesting(TYPES["Q2_K"], 144, 84, 80, _split_q4_k, _join_q4_k)],
+    name: [
+        Nesting(TYPES[to], kind.nbytes(UNIT), TYPES[to].nbytes(UNIT), n, *_CODES[name, to])
+        for to, n in kind.nests
+    ]
+    for name, kind in TYPES.items()
 }
 """Ways in which weights nest, by the name of their type, the largest upper part first."""
 

@@ -1,21 +1,25 @@
 """Trimmed copies on llama.cpp: drafts that get embeddings of tokens and rate some of the tokens.
 
-Embeddings are read from the file by rows, so that llama.cpp holds only the layers and the head.
-Of its matrices, those that the target pins are the target's own, and only the rest is copied.
+The file has the target's layers and an output head for some of its tokens, under the name of the
+embeddings, and also of the output where the architecture asks for one. Embeddings of all tokens
+follow the tensors, where llama.cpp does not look, and are read by rows, so that it holds only the
+layers and the head. There is no tokenizer: token ids are the target's. Of its matrices, those that
+the target pins are the target's own, and only the rest is copied.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 
 import numpy as np
 
 from edgespec.concurrency.owning import Closeable, close_all
-from edgespec.errors import StateError
+from edgespec.errors import ModelError, StateError
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.paging.pager import PinnedSegments
@@ -24,13 +28,13 @@ from edgespec.ports import LanguageModel, Progress
 from edgespec.registry import ModelRequest, PreparedModel
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context.rows import Rows
-from edgespec_runtimes.gguf.file.header import GgufFile
-from edgespec_runtimes.gguf.file.layout import EMBEDDINGS
+from edgespec_runtimes.gguf.file.architectures import Trait, has
+from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, ValueType
+from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT, TENSOR_TYPES, padded
 from edgespec_runtimes.gguf.kernels.packer import Packer
 from edgespec_runtimes.gguf.llama import abi, ggml
 from edgespec_runtimes.gguf.model import GgufModel, Opening
 from edgespec_runtimes.gguf.own_draft.nested import SOURCE, NestedWeights
-from edgespec_runtimes.gguf.own_draft.trimmed_header import TrimmedShape, trimmed_shape
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from edgespec_runtimes.gguf.weights import row_tables
 from edgespec_runtimes.gguf.weights.packing import packed_fields
@@ -42,6 +46,63 @@ from edgespec_runtimes.gguf.weights.segments import (
     segment_of,
 )
 from edgespec_runtimes.kit.segmented import one_by_one
+
+TOKEN_IDS = "edgespec.draft.token_ids"
+"""Token of the target for each row of the head, ascending."""
+TABLE_TYPE, TABLE_ROWS = "edgespec.draft.embeddings.type", "edgespec.draft.embeddings.rows"
+
+
+@dataclass(frozen=True, slots=True)
+class TrimmedShape:
+    """The tokens of a trimmed copy's head, and its table of embeddings."""
+
+    token_ids: np.ndarray
+    """Token of the target for each row of the head, int32, ascending."""
+    table: TensorEntry
+    scale: float
+    """Factor of the table's rows."""
+
+    @property
+    def n_vocab(self) -> int:
+        """Number of tokens that have embeddings."""
+        return self.table.shape[1]
+
+
+def is_trimmed(header: GgufFile) -> bool:
+    """True if the model is a trimmed copy, which can only be a draft."""
+    return TOKEN_IDS in header.entries
+
+
+def trimmed_shape(header: GgufFile) -> TrimmedShape:
+    """Tokens and embeddings of a trimmed copy. Raises ModelError if they do not fit the file."""
+    kind = TENSOR_TYPES.get(header.integer(TABLE_TYPE))
+    n_embd, n_rows = header.embedding_length, header.integer(TABLE_ROWS)
+    if has(header, Trait.NEEDS_TOKENS):
+        raise _damaged(header, f"drafts of {header.architecture} are not supported")
+    if kind is None or n_embd % kind.block_size or n_rows < 1:
+        raise _damaged(header, f"{n_rows} embeddings of {n_embd} elements have no such type")
+    heads = [
+        header.tensors_by_name[one] for one in (EMBEDDINGS, OUTPUT) if one in header.tensors_by_name
+    ]
+    tokens = header.metadata[TOKEN_IDS]
+    if not isinstance(tokens, GgufArray) or tokens.kind is not ValueType.INT32:
+        raise _damaged(header, f"{TOKEN_IDS} is not an array of int32")
+    ids = np.array(tokens.values(), np.int32)
+    if not heads or any(head.shape != (n_embd, len(ids)) for head in heads):
+        raise _damaged(header, f"its head has no row for each of {len(ids)} tokens")
+    if not (ids[0] >= 0 and ids[-1] < n_rows and (np.diff(ids) > 0).all()):
+        raise _damaged(header, f"the tokens of its head are not {len(ids)} of {n_rows}, ascending")
+    last = max(tensor.offset + tensor.nbytes for tensor in header.tensors)
+    offset, nbytes = padded(last, header.alignment), kind.nbytes(n_embd * n_rows)
+    if len(header.paths) > 1 or header.path.stat().st_size < offset + nbytes:
+        raise _damaged(header, "its embeddings are cut short")
+    table = TensorEntry("embeddings", (n_embd, n_rows), kind, 0, offset, nbytes)
+    scale = math.sqrt(n_embd) if has(header, Trait.SCALED) else 1.0
+    return TrimmedShape(ids, table, scale)
+
+
+def _damaged(header: GgufFile, what: str) -> ModelError:
+    return ModelError(f"{header.path} is damaged: {what}; make the draft again")
 
 
 class PreparedTrimmed(PreparedGguf):
