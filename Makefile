@@ -37,7 +37,7 @@ elif not llama_cpp.llama_supports_rpc():
 endef
 export WRONG_BUILD
 
-.PHONY: demo test test-vulkan cuda vulkan check docs test-processors test-aarch64 wheels release clean
+.PHONY: demo test test-vulkan cuda vulkan check sentences docs test-processors test-aarch64 wheels release clean
 
 demo: $(READY)
 	$(BIN)/edgespec demo
@@ -65,6 +65,10 @@ check: $(TESTABLE)
 	$(BIN)/python tests/check_wheel.py
 	$(MAKE) docs
 	$(TEST)
+
+# Writes the sentences of errors that tests expect anew; the diff shows which ones changed.
+sentences: $(TESTABLE)
+	$(BIN)/python tests/sentences.py
 
 # The site, in build/site; a dead link or a page that is missing fails.
 docs: $(DOCUMENTABLE)

@@ -13,6 +13,7 @@ import psutil  # noqa: F401 - tests that change sys.platform would import anothe
 import pytest
 from hypothesis import settings
 
+import sentences
 from edgespec.cli.command_line import set_up_libraries
 from edgespec.memory import heap, process
 
@@ -89,6 +90,7 @@ def nothing_kept_yet(
     folder = tmp_path_factory.mktemp("cache")
     shared = tmp_path_factory.getbasetemp()
     shared = shared.parent if hasattr(request.config, "workerinput") else shared
+    sentences.folder = shared
     trials = shared / "trials of llama.cpp"
     trials.mkdir(exist_ok=True)
     (folder / "edgespec").mkdir()

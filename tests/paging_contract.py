@@ -93,7 +93,7 @@ class PagingContract:
             return read
 
         replace_reads(paged, unplugged)
-        with pytest.raises(WeightReadError, match="cable"):
+        with pytest.raises(WeightReadError):
             one_by_one(paged, 3 * tokens)  # the ring may hold a pass already
         failing.clear()
         paged.truncate(0)

@@ -65,7 +65,7 @@ class PortContract(OpensModels):
     def test_a_number_that_is_no_token_is_refused(self, model: LanguageModel) -> None:
         vocabulary = model.vocabulary
         for token in (-1, vocabulary.n_vocab, 1 << 31, 1 << 80):
-            with pytest.raises(UsageError, match="is unknown"):
+            with pytest.raises(UsageError):
                 vocabulary.piece(token)
 
     def test_no_token_is_longer_than_the_longest(self, model: LanguageModel) -> None:

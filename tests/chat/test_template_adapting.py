@@ -4,6 +4,7 @@ import pytest
 
 from edgespec.chat.template import ChatTemplate
 from edgespec.errors import ModelError
+from sentences import refuses
 
 USER = {"role": "user", "content": "Hello"}
 SYSTEM = {"role": "system", "content": "Be kind."}
@@ -262,7 +263,7 @@ def test_a_template_that_is_stopped_is_not_tried_again_in_other_ways(monkeypatch
         template._limits, "restart", lambda talk: (restarts.append(talk), restart(talk))
     )
     for ask in (template.shows_messages, lambda: template.render([SYSTEM, USER])):
-        with pytest.raises(ModelError, match="was stopped"):
+        with refuses(ModelError):
             ask()
     assert len(restarts) == 2
 

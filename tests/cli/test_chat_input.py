@@ -7,6 +7,7 @@ import pytest
 
 from edgespec.cli.commands import chat_input
 from edgespec.errors import EdgespecError, UsageError
+from sentences import refuses
 
 
 def piped(content: bytes, tmp_path) -> list[str]:
@@ -19,15 +20,15 @@ def test_a_line_is_a_message_and_a_backslash_joins_two(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    "content",
     [
-        (b"fine\nx\377\n", "stdin: not UTF-8 at byte 1"),
-        (b"x" * (chat_input.MAX_MESSAGE_BYTES + 1), "more than 4 MiB"),
-        (b"a\n" + 5 * (b"x" * (1 << 20) + b"\\\n"), "more than 4 MiB"),
+        b"fine\nx\377\n",
+        b"x" * (chat_input.MAX_MESSAGE_BYTES + 1),
+        b"a\n" + 5 * (b"x" * (1 << 20) + b"\\\n"),
     ],
 )
-def test_a_line_that_is_no_message_is_refused(content, complaint, tmp_path):
-    with pytest.raises(UsageError, match=complaint):
+def test_a_line_that_is_no_message_is_refused(content, tmp_path):
+    with refuses(UsageError):
         piped(content, tmp_path)
 
 
@@ -45,5 +46,5 @@ def test_the_history_is_its_owners_alone_whatever_it_was(tmp_path):
 def test_a_history_that_is_a_link_is_refused(tmp_path):
     (tmp_path / "elsewhere").write_text("kept")
     (tmp_path / "chat_history").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(EdgespecError, match="chat_history"):
+    with refuses(EdgespecError):
         chat_input.make_private(tmp_path / "chat_history")

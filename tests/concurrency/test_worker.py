@@ -61,7 +61,7 @@ def test_an_error_is_raised_to_whoever_waits_and_the_next_call_is_made() -> None
 def test_a_closed_worker_takes_no_call() -> None:
     with Worker() as worker:
         worker.close()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(RuntimeError):
         worker.submit(lambda: None)
 
 

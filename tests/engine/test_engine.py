@@ -34,6 +34,7 @@ from engine_cases import AskedEngine as Engine
 from fake_model import FakeModel, blend, random_language
 from features_contract import FeaturesContract
 from port_contract import PortContract
+from sentences import refuses
 from slots_contract import SlotsContract
 from state_contract import StateContract
 
@@ -290,23 +291,23 @@ def test_a_draft_with_a_shorter_context_drops_out_and_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "message"),
+    "request_",
     [
-        ({"prompt": []}, "empty"),
-        ({"prompt": [1] * 600}, r"512.*600"),
-        ({"prompt": [N_VOCAB]}, "11"),
-        ({"prompt": [-1]}, "11"),
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"stop": [""]}, "not empty"),
-        ({"sampling": SamplingParams(logit_bias={N_VOCAB: 1.0})}, r"`logit_bias`.*12"),
-        ({"pacer": "best-frist"}, "best-first"),
-        ({"fallback": "none"}, '`fallback="none"`.*marginal'),
-        ({"draft_max": 0}, "`draft_max=0`"),
-        ({"n_candidates": 0}, "`n_candidates=0`"),
+        {"prompt": []},
+        {"prompt": [1] * 600},
+        {"prompt": [N_VOCAB]},
+        {"prompt": [-1]},
+        {"max_tokens": -1},
+        {"stop": [""]},
+        {"sampling": SamplingParams(logit_bias={N_VOCAB: 1.0})},
+        {"pacer": "best-frist"},
+        {"fallback": "none"},
+        {"draft_max": 0},
+        {"n_candidates": 0},
     ],
 )
-def test_a_request_that_cannot_be_meant_is_refused(request_: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_a_request_that_cannot_be_meant_is_refused(request_: Any) -> None:
+    with refuses(UsageError):
         generate(counting(), **request_)
 
 

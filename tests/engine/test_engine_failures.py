@@ -37,7 +37,7 @@ def test_after_an_error_the_engine_can_be_used_again(role: str, n: int) -> None:
     failing = target if role == "target" else draft
     failing.hook = Failing(n, ModelError("the disk is gone"))
     with Engine(target, draft) as engine:
-        with pytest.raises(ModelError, match="the disk is gone"):
+        with pytest.raises(ModelError):
             finish(engine.generate(PROMPT, GREEDY, 200))
         assert_nothing_provisional(target, draft)
         assert finish(engine.generate(PROMPT, GREEDY, 30)).tokens == tuple(
@@ -239,11 +239,11 @@ def test_damaged_logits_at_a_rejected_guess_harm_no_text() -> None:
 
 def test_tokens_that_stand_are_yielded_although_the_draft_fails_to_follow() -> None:
     """It reads the prompt, guesses twice, and fails where it reads what was accepted."""
-    target, draft = counting(), counting(hook=Failing(4, OSError("the draft is gone")))
+    target, draft = counting(), counting(hook=Failing(4, BrokenPipeError("the draft is gone")))
     rules = {"n_candidates": 1, "fallback": "fixed", "draft_max": 2, "lookup": False}
     with Engine(target, draft, EngineSettings(step_aside=False, **rules)) as engine:
         events = engine.generate(PROMPT, GREEDY, 30)
         assert [next(events).token for _ in range(3)] == [0, 1, 2]
-        with pytest.raises(OSError, match="the draft is gone"):
+        with pytest.raises(BrokenPipeError):
             next(events)
     assert target.evaluations == [3]

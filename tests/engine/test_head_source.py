@@ -144,7 +144,7 @@ def test_a_head_that_fails_leaves_an_engine_that_works(n_steps: int) -> None:
 
     head, target = FakeHead(hook=fail), FakeModel(TARGET, N_VOCAB)
     with Engine(target, head, EngineSettings(lookup=False)) as engine:
-        with pytest.raises(RuntimeError, match="broke"):
+        with pytest.raises(RuntimeError):
             list(engine.generate(PROMPT, SamplingParams(), 60))
         assert_nothing_provisional(target, head)
         head.hook = None

@@ -71,7 +71,7 @@ def test_a_failed_pass_leaves_the_prompt() -> None:
     with Engine(target, None, EngineSettings()) as engine:
         answer = ask(engine, prompt)
         target.hook = Failing(3, UsageError("failed"))
-        with pytest.raises(UsageError, match="failed"):
+        with pytest.raises(UsageError):
             ask(engine, prompt)
         target.prefilled.clear()
         assert ask(engine, prompt) == answer

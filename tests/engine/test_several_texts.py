@@ -299,7 +299,7 @@ def test_a_pass_that_fails_leaves_nothing_of_the_prompts_in_it() -> None:
         next(first), next(first)
         target.hook = fail_once
         second = engine.ask(engine.admit(TextRequest((5, 2, 7, 8), SamplingParams(), 9)))
-        with pytest.raises(ModelError, match="broken"):
+        with pytest.raises(ModelError):
             list(second)
         assert target.text(1) == ()
         first.close()

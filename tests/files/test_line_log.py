@@ -10,6 +10,7 @@ import pytest
 
 from edgespec.errors import UsageError
 from edgespec.files.line_log import SYNC_S, LineLog
+from sentences import refuses
 
 
 def read(log: LineLog) -> list[bytes]:
@@ -48,7 +49,7 @@ def test_of_a_line_that_is_too_long_the_beginning_is_read(tmp_path: Path) -> Non
 
 def test_one_process_writes_a_log_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    with LineLog.at(path), pytest.raises(UsageError, match="being written by another process"):
+    with LineLog.at(path), refuses(UsageError):
         LineLog.at(path)
     LineLog.at(path).close()
 
@@ -67,7 +68,7 @@ def test_what_a_full_disk_took_of_a_line_is_removed(
     with LineLog.at(path) as log:
         log.append(b"one")
         monkeypatch.setattr(os, "write", full)
-        with pytest.raises(OSError, match="space"):
+        with refuses(OSError):
             log.append(b"two")
         monkeypatch.undo()
         log.append(b"three")

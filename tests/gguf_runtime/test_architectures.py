@@ -16,6 +16,7 @@ from edgespec_runtimes.gguf.file.architectures import Trait
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.validation import validate
 from gguf_files import ARRAY, BOOL, U32, tiny_llama
+from sentences import refuses
 from zoo_files import impostor, write_impostor, write_model
 from zoo_species import Species, has_property
 from zoo_species import architectures as architectures_of_llama_cpp
@@ -31,7 +32,7 @@ def test_a_model_for_something_else_is_refused_with_a_next_step(
 ) -> None:
     """t5, bert and its family ended the process; diffusion models wrote with a draft."""
     path = write_impostor(tmp_path / "m.gguf", architecture)
-    with pytest.raises(ModelError, match=f"architecture {architecture} .*: name ") as caught:
+    with refuses(ModelError) as caught:
         validate(read_header(path))
     assert "\n" not in str(caught.value)
 
@@ -39,15 +40,15 @@ def test_a_model_for_something_else_is_refused_with_a_next_step(
 def test_attention_that_is_not_causal_is_refused(tmp_path: Path) -> None:
     model = tiny_llama()
     model.metadata["llama.attention.causal"] = (BOOL, False)
-    with pytest.raises(ModelError, match="attention"):
+    with refuses(ModelError):
         validate(read_header(model.write(tmp_path / "m.gguf")))
 
 
-@pytest.mark.parametrize(("pooling", "name"), [(1, "mean"), (3, "last token")])
-def test_a_model_that_pools_is_refused(pooling: int, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pooling", [1, 3])
+def test_a_model_that_pools_is_refused(pooling: int, tmp_path: Path) -> None:
     model = impostor("qwen3")
     model.metadata["qwen3.pooling_type"] = (U32, pooling)
-    with pytest.raises(ModelError, match=f"it pools its outputs: {name}"):
+    with refuses(ModelError):
         validate(read_header(model.write(tmp_path / "m.gguf")))
 
 
@@ -56,7 +57,7 @@ def test_an_encoder_that_only_llama_cpp_knows_is_refused(
 ) -> None:
     monkeypatch.delitem(architectures.ARCHITECTURES, "t5")
     path = write_model(tmp_path / "m.gguf", Species("t5"))
-    with pytest.raises(ModelError, match="diffusion"):
+    with refuses(ModelError):
         runtime.prepare(ModelRequest(path, "target", 64, 1, 1, 1))
 
 

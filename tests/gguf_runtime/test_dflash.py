@@ -20,6 +20,7 @@ from gguf_files import ARRAY, BOOL, I32, U32, Gguf, borrowing, tiny_dflash, tiny
 from head_cases import head_request
 from one_tree import ROOT, OneTree
 from port_calls import evaluate, prefill
+from sentences import refuses
 
 TEXT = (5, 9, 2, 130, 11, 7, 77, 201, 33, 8)
 N_VALUES = 64
@@ -260,7 +261,7 @@ def test_a_shortened_text_is_continued(head: GgufBlockHead, driver: OwnDriver) -
 def test_features_with_a_gap_before_them_serve_no_text(head: GgufBlockHead) -> None:
     head.take_features(3, states_of(TEXT[3:]))
     assert head.lacks_features(1)
-    with pytest.raises(UsageError, match="some were not"):
+    with refuses(UsageError):
         prefill(head, TEXT)
     assert head.committed_of(0) == 0
 
@@ -283,25 +284,23 @@ def with_tensor(name: str) -> Gguf:
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    "model",
     [
-        (with_tensor("blk.0.hc_attn_fn.weight"), "DSpark of DeepSeek-V4"),
-        (changed(tiny_dflash(begins=True), block_size=None), "block_size"),
-        (with_tensor("selector_hidden.weight"), "selector_top_k"),
-        (changed(tiny_dflash(n_candidates=4), selector_top_k=(U32, 298)), r"298.*297"),
-        (changed(mask_token_id=None), "no mask token"),
-        (changed(mask_token_id=(U32, 297)), r"297.*297"),
-        (changed(block_size=(U32, 1)), "blocks"),
-        (changed(target_layers=None), "target_layers"),
-        (changed(target_layers=(ARRAY, I32, [])), "target_layers"),
-        (changed(**{"attention.value_length": (U32, 16)}), "32"),
-        (changed(**{"attention.head_count": (ARRAY, U32, [2, 4])}), "different"),
-        (borrowing(tiny_dflash(), tiny_llama(), "token_embd.weight"), "takes its target's"),
+        with_tensor("blk.0.hc_attn_fn.weight"),
+        changed(tiny_dflash(begins=True), block_size=None),
+        with_tensor("selector_hidden.weight"),
+        changed(tiny_dflash(n_candidates=4), selector_top_k=(U32, 298)),
+        changed(mask_token_id=None),
+        changed(mask_token_id=(U32, 297)),
+        changed(block_size=(U32, 1)),
+        changed(target_layers=None),
+        changed(target_layers=(ARRAY, I32, [])),
+        changed(**{"attention.value_length": (U32, 16)}),
+        changed(**{"attention.head_count": (ARRAY, U32, [2, 4])}),
+        borrowing(tiny_dflash(), tiny_llama(), "token_embd.weight"),
     ],
 )
-def test_what_a_head_needs_and_has_not_is_refused_by_name(
-    model: Gguf, said: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ModelError, match=said) as caught:
+def test_what_a_head_needs_and_has_not_is_refused_by_name(model: Gguf, tmp_path: Path) -> None:
+    with refuses(ModelError) as caught:
         open_head(model.write(tmp_path / "head.gguf"))
     assert "\n" not in str(caught.value)

@@ -19,6 +19,7 @@ from gguf_files import ARRAY, I32, U32, Gguf, tiny_eagle3, tiny_llama
 from head_cases import head_request
 from one_tree import ROOT, OneTree
 from port_calls import evaluate, prefill
+from sentences import refuses
 
 TEXT = (5, 9, 2, 130, 11, 7, 77, 201, 33, 8)
 N_VALUES = 64
@@ -228,7 +229,7 @@ def test_a_shortened_text_is_continued(head: GgufHead, reference: HeadArithmetic
 def test_features_with_a_gap_before_them_serve_no_text(head: GgufHead) -> None:
     head.take_features(3, states_of(TEXT[3:]))
     assert head.lacks_features(len(TEXT))
-    with pytest.raises(UsageError, match="some were not"):
+    with refuses(UsageError):
         prefill(head, TEXT)
     assert head.committed_of(0) == 0
 
@@ -250,22 +251,20 @@ def _with_table(tokens: Sequence[int]) -> Gguf:
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    "model",
     [
-        (_without(tiny_eagle3(), "token_embd.weight"), "token_embd"),
-        (_without(tiny_eagle3(), "output.weight"), r"output\.weight"),
-        (_without(tiny_eagle3(), "d2t"), "64 rows"),
-        (_with_table([297] * 64), "297"),
-        (_with_table([-1] * 64), "297"),
-        (_with(tiny_eagle3(), "eagle3.target_layers", (ARRAY, I32, [1, 2])), "target_layers"),
-        (_with(tiny_eagle3(), "eagle3.target_layers", (U32, 3)), "target_layers"),
-        (_with(tiny_eagle3(), "eagle3.block_count", (U32, 2)), "2 layers"),
+        _without(tiny_eagle3(), "token_embd.weight"),
+        _without(tiny_eagle3(), "output.weight"),
+        _without(tiny_eagle3(), "d2t"),
+        _with_table([297] * 64),
+        _with_table([-1] * 64),
+        _with(tiny_eagle3(), "eagle3.target_layers", (ARRAY, I32, [1, 2])),
+        _with(tiny_eagle3(), "eagle3.target_layers", (U32, 3)),
+        _with(tiny_eagle3(), "eagle3.block_count", (U32, 2)),
     ],
 )
-def test_what_a_head_needs_and_has_not_is_refused_by_name(
-    model: Gguf, said: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ModelError, match=said) as caught:
+def test_what_a_head_needs_and_has_not_is_refused_by_name(model: Gguf, tmp_path: Path) -> None:
+    with refuses(ModelError) as caught:
         open_head(model.write(tmp_path / "head.gguf"))
     assert "\n" not in str(caught.value)
 

@@ -21,6 +21,7 @@ from edgespec.session.embedder import Embedder, load_embedder, plan_embedder
 from edgespec.settings.config import LoadSettings
 from embedding_files import CLS, LAST, MEAN, RANK, embedding_model, write_decoder, write_encoder
 from gguf_files import tiny_llama
+from sentences import refuses
 
 TEXTS = ("hello world, how are you?", "the quick brown fox " * 12, "x")
 BERT_LIKE = (
@@ -89,7 +90,7 @@ def test_every_architecture_has_llama_cpps_own_vectors(architecture: str, tmp_pa
 @pytest.mark.slow
 def test_norms_that_llama_cpp_would_die_of_are_refused(tmp_path: Path) -> None:
     wrong = embedding_model(tmp_path / "wrong", "jina-bert-v2", MEAN)
-    with pytest.raises(ModelError, match="norms"):
+    with refuses(ModelError):
         plan_embedder(LoadSettings(model=wrong.write(tmp_path / "wrong.gguf")))
     alike = {"attention.head_count_kv": 4}
     model = embedding_model(tmp_path / "right", "jina-bert-v2", MEAN, **alike)
@@ -114,7 +115,7 @@ def test_vectors_do_not_depend_on_the_budget(tmp_path: Path) -> None:
 
 
 def test_a_budget_that_is_too_small_names_the_smallest(model: Path) -> None:
-    with pytest.raises(BudgetError, match=r"at least [0-9]+ MiB are needed") as refused:
+    with pytest.raises(BudgetError) as refused:
         load_embedder(LoadSettings(model=model, memory_budget=1 << 20))
     assert refused.value.smallest_bytes
 
@@ -124,34 +125,35 @@ def test_a_normalised_vector_has_length_one(encoder: Embedder) -> None:
 
 
 def test_a_text_longer_than_the_context_is_refused(encoder: Embedder) -> None:
-    with pytest.raises(ContextOverflow, match="512"):
+    with pytest.raises(ContextOverflow) as caught:
         encoder.embed("a b c " * 300)
+    assert caught.value.n_ctx == 512
 
 
 def test_a_text_of_no_tokens_is_refused(encoder: Embedder) -> None:
-    with pytest.raises(UsageError, match="no tokens"):
+    with refuses(UsageError):
         encoder.vector([])
 
 
 def test_unknown_tokens_are_refused(encoder: Embedder) -> None:
-    with pytest.raises(UsageError, match="unknown"):
+    with refuses(UsageError):
         encoder.vector([1 << 20])
 
 
 def test_a_model_that_writes_is_no_embedder(tmp_path: Path) -> None:
     model = tiny_llama().write(tmp_path / "writes.gguf")
     assert not registry.find(model).embeds(model)
-    with pytest.raises(ModelError, match="embedding"):
+    with refuses(ModelError):
         load_embedder(model)
 
 
 def test_an_embedder_is_no_target_and_the_error_says_what_to_use(model: Path) -> None:
     assert registry.find(model).embeds(model)
-    with pytest.raises(ModelError, match="load_embedder"):
+    with refuses(ModelError):
         edgespec.load(str(model))
 
 
 def test_a_reranker_is_refused(tmp_path: Path) -> None:
     model = write_encoder(tmp_path / "model.gguf", pooling=RANK)
-    with pytest.raises(ModelError, match="scores pairs"):
+    with refuses(ModelError):
         load_embedder(model)

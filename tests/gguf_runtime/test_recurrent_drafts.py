@@ -120,7 +120,7 @@ def test_a_shortened_text_is_read_again_where_its_state_is_lost(path: Path) -> N
         prefill(model, [30, 31, 32, 33])
         model.truncate(2)
         assert model.committed_of(0) == 0
-        with pytest.raises(UsageError, match="more than"):
+        with pytest.raises(UsageError):
             model.truncate(3)
 
 

@@ -14,6 +14,7 @@ from edgespec_runtimes.gguf.entry import GgufRuntime
 from edgespec_runtimes.gguf.options import GgufOptions
 from gguf_files import tiny_llama
 from port_models import model_request
+from sentences import refuses
 
 N_VOCAB = 30_000
 BYTES_PER_TOKEN = 60
@@ -46,7 +47,7 @@ def test_a_draft_has_the_tokens_of_its_file_and_no_texts(draft: Path) -> None:
     with closing(prepared.load(None)) as model:
         assert model.info.n_vocab == model.vocabulary.n_vocab == N_VOCAB
         for ask in (lambda: model.vocabulary.encode("a"), lambda: model.vocabulary.piece(5)):
-            with pytest.raises(UsageError, match="ask the target"):
+            with refuses(UsageError):
                 ask()
 
 

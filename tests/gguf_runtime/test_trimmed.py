@@ -88,5 +88,5 @@ def test_another_vocabulary_is_refused(trimmed: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.gguf"
     ours = describe(TARGET).fingerprint.encode()
     other.write_bytes(trimmed.read_bytes().replace(ours, ours[::-1]))
-    with pytest.raises(PairError, match="another vocabulary"):
+    with pytest.raises(PairError):
         session.plan(LoadSettings(model=TARGET, draft=other, memory_budget=BUDGET))

@@ -27,6 +27,7 @@ from edgespec_runtimes.gguf.weights.segments import TRACED_SHAPE
 from gguf_files import tiny_llama
 from one_tree import OneTree
 from port_calls import evaluate, prefill
+from sentences import refuses
 from zoo_files import write_model
 from zoo_species import NO_TEXT, all_species
 from zoo_trials import in_child, try_way
@@ -169,7 +170,7 @@ def graph_of(model: loading.Model, names: Any, n_values: int) -> list[tuple[str,
 @pytest.mark.parametrize("name", ["gemma3n", "gemma4", "cogvlm", "graniteswitch", "deepseek4"])
 def test_a_graph_that_needs_tokens_is_refused(name: str, tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", WRITING[name])
-    with pytest.raises(ModelError, match=WRITING[name].architecture):
+    with refuses(ModelError):
         check_trimmable(path)
 
 

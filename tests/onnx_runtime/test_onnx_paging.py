@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sentences import refuses
+
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 from edgespec.errors import WeightReadError
@@ -127,7 +129,7 @@ def test_a_file_cut_short_after_loading_is_an_error(tmp_path: Path) -> None:
     data = tmp_path / DATA_FILE
     with data.open("r+b") as file:
         file.truncate(data.stat().st_size // 2)
-    with pytest.raises(WeightReadError, match="cut short"):
+    with refuses(WeightReadError):
         one_by_one(model, tokens)
     model.close()
 
@@ -138,7 +140,7 @@ def test_a_file_cut_short_under_a_resident_model_is_an_error(tmp_path: Path) -> 
     model = open_resident(tmp_path)
     prefill(model, [1, 2])
     os.truncate(tmp_path / DATA_FILE, 100)
-    with pytest.raises(WeightReadError, match="cut short while it was in use"):
+    with refuses(WeightReadError):
         prefill(model, [3])
     assert model.committed_of(0) == 2
     model.close()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sentences import refuses
+
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 import numpy as np
@@ -193,5 +195,5 @@ def test_of_several_graphs_below_the_usual_one_is_taken(path: Path) -> None:
 
 def test_several_graphs_below_are_a_question(path: Path) -> None:
     folder = browser_layout(path, "model_q4.onnx", "model_int8.onnx")
-    with pytest.raises(ModelError, match=r"model_int.*model_q"):
+    with refuses(ModelError):
         find_model(folder)

@@ -105,7 +105,7 @@ def test_a_round_that_fails_is_tried_again(opened: Callable[..., tuple]) -> None
     cache, gate, _ = opened(make_layers(1, 6), n_fitting=2)
     cache.choose(0, choice(range(6)))
     gate.failing = True
-    with pytest.raises(WeightReadError, match="on fire"):
+    with pytest.raises(WeightReadError):
         list(cache.groups(0, 1, choice(range(6))))
     gate.failing = False
     seen = [expert for group in cache.groups(0, 1, choice(range(6))) for expert in group]

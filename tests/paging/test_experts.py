@@ -135,7 +135,7 @@ def test_room_that_only_experts_in_use_could_make_is_waited_for(
 def test_a_failed_read_is_told_and_tried_again(opened: Callable[..., tuple]) -> None:
     cache, gate, content = opened(make_layers(1, 4), n_fitting=2)
     gate.failing = True
-    with pytest.raises(WeightReadError, match="fire"):
+    with pytest.raises(WeightReadError):
         assert cache.acquire(0, choice([1, 2])) and cache.complete(0)
     gate.failing = False
     assert cache.acquire(0, choice([1, 2])) and cache.complete(0)
@@ -149,7 +149,7 @@ def test_what_failed_for_an_earlier_pass_is_tried_again(opened: Callable[..., tu
     gate.waiting = lambda run: run.start in late
     gate.failing = True
     gate.open.clear()
-    with pytest.raises(WeightReadError, match="fire"):
+    with pytest.raises(WeightReadError):
         cache.acquire(0, choice([0, 3]))
     cache.release(0)
     gate.open.set()

@@ -74,7 +74,7 @@ def test_only_the_lower_bits_count_as_read(pager: WeightPager) -> None:
 def test_a_merge_that_fails_reaches_the_consumer(pager: WeightPager, upper: Upper) -> None:
     upper.error = WeightReadError("not these")
     indices = [0, 1] * 4  # some are read ahead
-    with pytest.raises(WeightReadError, match="not these"):
+    with pytest.raises(WeightReadError):
         list(map(partial(content, pager), indices))
     upper.error = None
     assert content(pager, 0) == WHOLE

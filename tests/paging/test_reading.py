@@ -130,7 +130,7 @@ def test_where_direct_reads_are_refused_the_file_is_read_plainly(
 def test_a_read_that_fails_is_told(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with DirectReader([weights]) as reader:
         fail_with_einval(monkeypatch, "preadv", lambda *_: True)
-        with pytest.raises(WeightReadError, match=r"weights\.bin"):
+        with pytest.raises(WeightReadError):
             whole(reader)
 
 

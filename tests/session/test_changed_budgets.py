@@ -20,6 +20,7 @@ from edgespec.session import session_budget
 from edgespec.session.session import Session
 from edgespec.settings.config import LoadSettings, SamplingParams
 from gguf_files import tiny_llama
+from sentences import refuses
 
 PROMPT = "def binary_search(items, wanted):\n"
 DRAWN = SamplingParams(temperature=0.8, seed=7)
@@ -142,7 +143,7 @@ def test_a_callback_of_the_session_may_change_its_budget(session: Session) -> No
 
 def test_a_budget_below_the_smallest_is_refused_and_changes_nothing(session: Session) -> None:
     before = session.plan
-    with pytest.raises(BudgetError, match="loaded") as refused:
+    with refuses(BudgetError, figures=False) as refused:
         session.set_memory_budget("1MiB")
     assert refused.value.exit_code == 4
     assert refused.value.smallest_bytes == session.budget.smallest_bytes
@@ -152,9 +153,9 @@ def test_a_budget_below_the_smallest_is_refused_and_changes_nothing(session: Ses
 def test_a_resident_model_keeps_its_memory_and_says_so() -> None:
     with edgespec.load(LoadSettings(model=embedded_pair().target, memory_budget="2GiB")) as session:
         assert session.set_memory_budget("1GiB").budget_bytes == 1 << 30
-        with pytest.raises(BudgetError, match="adjustable_budget=True"):
+        with refuses(BudgetError, figures=False):
             session.set_memory_budget(session.plan.planned_bytes - 1)
-        with pytest.raises(UsageError, match="adjustable_budget=True"):
+        with refuses(UsageError):
             session.set_memory_budget("auto")
         assert session.budget.pinned_bytes >= session.target.size_bytes // 2 > 0
 
@@ -170,7 +171,7 @@ def test_weights_that_cannot_be_read_again_fail_the_change(
         raise WeightReadError("the cable was pulled")
 
     monkeypatch.setattr(weights._reader, "read", broken)
-    with pytest.raises(WeightReadError, match="cable"):
+    with pytest.raises(WeightReadError):
         session.set_memory_budget("1GiB")
     monkeypatch.setattr(weights._reader, "read", good)
     assert session.set_memory_budget("1GiB").budget_bytes == 1 << 30

@@ -22,7 +22,7 @@ def test_a_callback_cannot_close_what_calls_it(target: FakeModel, ending: str) -
     with open_session(target) as session:
         generation = session.stream(PROMPT, max_tokens=2, progress=lambda what, share: end())
         end = session.close if ending == "session" else generation.close
-        with pytest.raises(UsageError, match="closed"):
+        with pytest.raises(UsageError):
             next(generation)
 
 
@@ -53,7 +53,7 @@ def test_after_closing_everything_is_refused(target: FakeModel) -> None:
         lambda: session.generate(PROMPT),
     )
     for use in uses:
-        with pytest.raises(SessionClosed, match="session"):
+        with pytest.raises(SessionClosed):
             use()
 
 
@@ -89,7 +89,7 @@ def test_an_answer_is_no_whole_one_if_the_session_is_closed_during_it(
     said = elsewhere.submit(list, answer) if streams else elsewhere.submit(answer.whole)
     begun.wait()
     session.close()
-    with pytest.raises(SessionClosed, match="session"):
+    with pytest.raises(SessionClosed):
         said.result()
 
 

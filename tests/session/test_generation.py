@@ -44,9 +44,9 @@ def test_an_error_ends_it_and_is_what_its_result_raises(
 ) -> None:
     target.hook = Failing(2, ModelError("the disk is gone"))
     generation = session.stream(PROMPT)
-    with pytest.raises(ModelError, match="the disk is gone"):
+    with pytest.raises(ModelError):
         list(generation)
-    with pytest.raises(ModelError, match="the disk is gone"):
+    with pytest.raises(ModelError):
         _ = generation.result
     assert list(generation) == []
     assert session.generate(PROMPT, max_tokens=1).tokens == (0,)

@@ -13,6 +13,7 @@ from edgespec.errors import UsageError
 from edgespec.memory import process
 from edgespec.session.prepared_models import PreparedModels
 from edgespec.settings.config import LoadSettings
+from sentences import refuses
 
 pytest.importorskip("llama_cpp", reason="the GGUF runtime is not installed")
 
@@ -44,19 +45,19 @@ def test_a_plan_for_more_memory_than_there_is_says_so(
 @pytest.mark.parametrize("door", [edgespec.load, edgespec.plan])
 @pytest.mark.parametrize("settings", [None, b"x.gguf", {"model": "x.gguf"}, 3])
 def test_settings_of_a_wrong_type_are_refused(door, settings: object) -> None:
-    with pytest.raises(UsageError, match="LoadSettings"):
+    with refuses(UsageError):
         door(settings)
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    "more",
     [
-        ({"engine_settings": {"draft_max": 3}}, "engine_settings"),
-        ({"trace": "trace.json"}, "trace"),
+        {"engine_settings": {"draft_max": 3}},
+        {"trace": "trace.json"},
     ],
 )
-def test_other_arguments_of_a_wrong_type_are_refused(more: dict, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_other_arguments_of_a_wrong_type_are_refused(more: dict) -> None:
+    with refuses(UsageError):
         edgespec.load("x.gguf", **more)
 
 

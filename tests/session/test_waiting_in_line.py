@@ -96,7 +96,7 @@ def test_two_threads_may_not_ask_one_generation_at_once(
     generation = session.stream(PROMPT, max_tokens=2)
     tokens = elsewhere.submit(list, generation)
     begun.wait()
-    with pytest.raises(UsageError, match="thread"):
+    with pytest.raises(UsageError):
         next(generation)
     may_go_on.set()
     assert len(tokens.result()) == 2

@@ -159,7 +159,7 @@ def test_a_request_goes_on_from_a_response() -> None:
 def test_a_response_that_is_not_stored_cannot_be_gone_on_from() -> None:
     its = dialect(ScriptedSession("a"))
     answer = whole(its, asked(store=False))
-    with pytest.raises(RequestError, match="nothing is kept as 'resp_") as caught:
+    with pytest.raises(RequestError) as caught:
         its(asked(previous_response_id=answer["id"]))
     refusal = refusal_of(caught.value)
     assert refusal.code == "previous_response_not_found"
@@ -190,8 +190,9 @@ def test_a_schema_is_a_response_format() -> None:
     schema = {"type": "object"}
     text = {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}}
     session = ScriptedSession("{}")
-    with pytest.raises(AttributeError, match="constraint"):  # a script has no grammars
+    with pytest.raises(AttributeError) as caught:  # a script has no grammars
         whole(dialect(session), asked(text=text))
+    assert caught.value.name == "constraint"
 
 
 @pytest.mark.parametrize(
