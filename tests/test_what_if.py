@@ -11,6 +11,7 @@ from edgespec.cli.command_line import main
 from edgespec.diagnosis.imagined_models import usual_budget, what_if
 from edgespec.errors import BudgetError
 from edgespec.memory.budget import MIB
+from sentences import hold_sentence
 
 GIB = 1 << 30
 PAGE = Path(__file__).parents[1] / "docs" / "machines.md"
@@ -102,17 +103,17 @@ def test_the_command_needs_no_file(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "code", "said"),
+    ("flags", "code"),
     [
-        ("--what-if 8B-Q4_0 -md x.gguf", 2, "--model-draft has no meaning"),
-        ("--what-if 8B-Q4_0 --read-limit fast", 2, "300M"),
-        ("--what-if Qwen3.6-27B-Q9_9", 2, "or a name like gpt-oss-20b"),
-        ("--what-if Q4_K_M", 2, "or a name like gpt-oss-20b"),
-        ("--what-if 8B-Q4_0 --memory-budget 64MiB", 4, "too small"),
+        ("--what-if 8B-Q4_0 -md x.gguf", 2),
+        ("--what-if 8B-Q4_0 --read-limit fast", 2),
+        ("--what-if Qwen3.6-27B-Q9_9", 2),
+        ("--what-if Q4_K_M", 2),
+        ("--what-if 8B-Q4_0 --memory-budget 64MiB", 4),
     ],
 )
 def test_what_does_not_fit_together_is_refused(
-    flags: str, code: int, said: str, capsys: pytest.CaptureFixture[str]
+    flags: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", *flags.split()]) == code
-    assert re.search(re.escape(said), capsys.readouterr().err)
+    hold_sentence(capsys.readouterr().err, figures=False)

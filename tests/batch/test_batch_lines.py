@@ -20,6 +20,7 @@ from edgespec.batch.lines import (
     parse_line,
     request_key,
 )
+from sentences import refuses
 
 
 def line(**changes: Any) -> bytes:
@@ -45,27 +46,26 @@ def test_a_line_is_a_request(ending: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "custom_id", "message"),
+    ("bad", "custom_id"),
     [
-        (b"{", None, "the line is not JSON"),
-        (b"\xff", None, "the line is not JSON"),
-        (b"[" * 100_000, None, "recursion limit exceeded"),
-        (b"[]", None, "the line is not an object with custom_id, method, url, body"),
-        (line(custom_id=...), None, "custom_id is missing"),
-        (line(custom_id=7), None, "custom_id is missing"),
-        (line(custom_id="x" * 600), None, "a text of 1 to 512 characters"),
-        (line(method="GET"), "a", "method is 'GET': it must be POST"),
-        (line(url=...), "a", "url is missing: it must be one of /v1/chat/completions, /v1/compl"),
-        (line(url="/v1/embeddings"), "a", "url is /v1/embeddings"),
-        (line(body=...), "a", "body is missing"),
-        (line(priority=1), "a", "unknown field 'priority'"),
-        (line(body={"prompt": "x", "stream": True}), "a", "body.stream: answers are written whole"),
+        (b"{", None),
+        (b"\xff", None),
+        (b"[" * 100_000, None),
+        (b"[]", None),
+        (line(custom_id=...), None),
+        (line(custom_id=7), None),
+        (line(custom_id="x" * 600), None),
+        (line(method="GET"), "a"),
+        (line(url=...), "a"),
+        (line(url="/v1/embeddings"), "a"),
+        (line(body=...), "a"),
+        (line(priority=1), "a"),
+        (line(body={"prompt": "x", "stream": True}), "a"),
     ],
 )
-def test_a_line_that_holds_no_request_says_why(bad: bytes, custom_id: Any, message: str) -> None:
-    with pytest.raises(LineError) as refusal:
+def test_a_line_that_holds_no_request_says_why(bad: bytes, custom_id: Any) -> None:
+    with refuses(LineError) as refusal:
         parse_line(bad)
-    assert message in str(refusal.value)
     assert refusal.value.custom_id == custom_id
     written = json.loads(error_line(3, refusal.value))
     assert (written["custom_id"], written["response"]) == (custom_id, None)

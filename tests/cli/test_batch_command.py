@@ -21,6 +21,7 @@ from edgespec.session import session
 from edgespec.session.session import Session
 from edgespec.settings.config import DEFAULT_CTX_SIZE
 from engine_cases import counting
+from sentences import hold_sentence
 from session_cases import holds_passes, open_session
 
 
@@ -105,22 +106,21 @@ def test_lines_with_errors_decide_the_exit_code_in_later_runs_too(
 
 
 @pytest.mark.parametrize(
-    ("command", "message"),
+    "command",
     [
-        (["batch"], "the following arguments are required: IN, OUT"),
-        (["batch", "missing", "out"], "IN missing: No such file"),
-        (["batch", ".", "out"], "directory"),
-        (["batch", "in", "no/folder/out"], "OUT no/folder/out: No such file"),
-        (["batch", "in", "."], "directory"),
-        (["batch", "in", "in"], "OUT in is IN"),
-        (["batch", "in", "foreign"], "foreign"),
-        (["batch", "in", "begun"], "OUT begun: the last line is not an answer of a batch"),
-        (["batch", "in", "out", "-np", "0"], "--parallel"),
+        ["batch"],
+        ["batch", "missing", "out"],
+        ["batch", ".", "out"],
+        ["batch", "in", "no/folder/out"],
+        ["batch", "in", "."],
+        ["batch", "in", "in"],
+        ["batch", "in", "foreign"],
+        ["batch", "in", "begun"],
+        ["batch", "in", "out", "-np", "0"],
     ],
 )
 def test_mistakes_are_refused_before_anything_is_loaded(
     command: list[str],
-    message: str,
     loads: list[Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -133,7 +133,7 @@ def test_mistakes_are_refused_before_anything_is_loaded(
     Path("foreign").write_text(foreign)
     Path("begun").write_text("my diary")
     assert command_line.main(command) == 2
-    assert message in capsys.readouterr().err
+    hold_sentence(capsys.readouterr().err)
     assert not loads
     assert Path("foreign").read_text() == foreign
     assert Path("begun").read_text() == "my diary"

@@ -10,6 +10,7 @@ import pytest
 
 from edgespec.models.embedded import embedded_pair
 from hub_server import FakeHub, serving
+from sentences import hold_sentence
 
 REPO = "user/tiny-GGUF"
 
@@ -88,16 +89,15 @@ def test_offline_the_cache_is_used_and_said(hub, pulled):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "exit_code", "complaint"),
+    ("arguments", "exit_code"),
     [
-        (("models", "pull", "user/nothing"), 1, "has no model user/nothing, or it is private"),
-        (("models", "pull", f"{REPO}:Q2_K"), 3, "has no Q2_K; it has: Q4_0 (4 bytes), Q8_0"),
-        (("models", "pull", "nothing"), 2, "by name there are smollm2, qwen2.5-coder; for a model"),
-        (("generate", "-p", "a", "-hf", REPO, "-m", "x.gguf"), 2, "-hf and -m both name a model"),
+        (("models", "pull", "user/nothing"), 1),
+        (("models", "pull", f"{REPO}:Q2_K"), 3),
+        (("models", "pull", "nothing"), 2),
+        (("generate", "-p", "a", "-hf", REPO, "-m", "x.gguf"), 2),
     ],
 )
-def test_what_cannot_be_fetched_is_one_line(hub, tmp_path, arguments, exit_code, complaint):
+def test_what_cannot_be_fetched_is_one_line(hub, tmp_path, arguments, exit_code):
     done = run(hub, tmp_path, *arguments)
     assert done.returncode == exit_code
-    assert complaint in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    hold_sentence(done.stderr)

@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from edgespec.server.guarding import Guard
+from sentences import hold_sentence
 from server_running import serving
 
 MESSAGES = [{"role": "user", "content": "write gcd"}]
@@ -40,23 +41,23 @@ def tool(name: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("body", "complaint"),
+    "body",
     [
-        (chat(chat_template_kwargs={"messages": []}), "chat_template_kwargs.messages"),
-        (chat(chat_template_kwargs={"tools": []}), "chat_template_kwargs.tools"),
-        (chat(chat_template_kwargs={"self": 1}), "chat_template_kwargs.self"),
-        (chat(tools=[tool("\ud800")], tool_choice="required"), "hex escape"),
-        (chat(stop=["\udfff"]), "hex escape"),
-        (chat(model="\ud800"), "hex escape"),
-        (chat(chat_template_kwargs={"a\ud800": 1}), "hex escape"),
-        (chat(repeat_penalty=1e-300), "repeat_penalty"),
-        (chat(repeat_penalty=1e300), "repeat_penalty"),
-        (chat(logit_bias={"7": 1e308}), "bias"),
-        (chat(logit_bias={"-7": 1}), "greater than or equal to 0"),
+        chat(chat_template_kwargs={"messages": []}),
+        chat(chat_template_kwargs={"tools": []}),
+        chat(chat_template_kwargs={"self": 1}),
+        chat(tools=[tool("\ud800")], tool_choice="required"),
+        chat(stop=["\udfff"]),
+        chat(model="\ud800"),
+        chat(chat_template_kwargs={"a\ud800": 1}),
+        chat(repeat_penalty=1e-300),
+        chat(repeat_penalty=1e300),
+        chat(logit_bias={"7": 1e308}),
+        chat(logit_bias={"-7": 1}),
     ],
 )
-def test_what_cannot_be_meant_is_the_clients_fault(client, body, complaint):
-    assert complaint in refused(client.post(CHAT, content=json.dumps(body)))
+def test_what_cannot_be_meant_is_the_clients_fault(client, body):
+    hold_sentence(refused(client.post(CHAT, content=json.dumps(body))))
 
 
 @pytest.mark.parametrize("origin", ["http://[bad", "null", "http://", "[", "http://a:b:c"])

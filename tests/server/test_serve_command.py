@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from edgespec.cli import command_line, console
+from sentences import hold_sentence
 from server_running import TEMPLATE
 
 ASK = {"messages": [{"role": "user", "content": "write gcd"}], "max_tokens": 6}
@@ -90,17 +91,15 @@ def test_a_port_that_is_taken_is_told_once(capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "exit_code", "complaint"),
+    ("arguments", "exit_code"),
     [
-        (("--host", "0.0.0.0"), 2, "set --api-key-file"),
-        (("--port", "x"), 2, "--port x: it must be a valid integer"),
-        (("--chat-template", "{% if %}"), 3, "chat template is wrong in line 1"),
-        (("--api-key-file", "none"), 2, "--api-key-file none: No such file"),
+        (("--host", "0.0.0.0"), 2),
+        (("--port", "x"), 2),
+        (("--chat-template", "{% if %}"), 3),
+        (("--api-key-file", "none"), 2),
     ],
 )
-def test_what_cannot_be_meant_is_one_line(arguments, exit_code, complaint, capsys, monkeypatch):
+def test_what_cannot_be_meant_is_one_line(arguments, exit_code, capsys, monkeypatch):
     monkeypatch.setattr(console, "PATIENCE_S", 60.0)  # a busy machine would show progress
     assert command_line.main(["serve", "--port", "0", *arguments]) == exit_code
-    said = capsys.readouterr().err
-    assert complaint in said
-    assert len(said.splitlines()) == 1
+    hold_sentence(capsys.readouterr().err)

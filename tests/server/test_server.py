@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edgespec.errors import UsageError
 from edgespec.server.guarding import Guard
-from sentences import refuses
+from sentences import hold_sentence, refuses
 from server_running import serving
 
 MESSAGES = [{"role": "user", "content": "write gcd"}]
@@ -164,34 +164,30 @@ def test_a_name_that_somebody_else_gave_this_machine_is_refused(client):
 
 
 @pytest.mark.parametrize(
-    ("body", "complaint"),
+    "body",
     [
-        (b"", "not JSON"),
-        (b"{", "not JSON"),
-        (b"[1]", "must be a JSON object"),
-        (b"null", "must be a JSON object"),
-        (b'"a"', "must be a JSON object"),
-        (b"\xff\xfe", "not JSON"),
-        (b"[" * 100_000, "recursion limit exceeded"),
-        (b'{"messages": [], "temperature": NaN}', "not JSON"),
-        (b'{"messages": []}', "messages must be a list"),
-        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "hex escape"),
-        (b'{"messages": [{"role": "king", "content": "a"}]}', "unknown"),
-        (b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": -3}', "max_tokens"),
-        (b'{"messages": [{"role": "user", "content": "a"}], "stopp": 1}', "unknown field 'stopp'"),
-        (b'{"messages": [], "continue_final_message": true}', "must be a list such as"),
-        (b'{"messages": [{"role": "user", "content": "a"}], "seed": 1e400}', "seed"),
-        (b'{"messages": [{"role": "user", "content": "a"}], "logit_bias": {"99999": 1}}', "token"),
-        (
-            b'{"messages": [{"role": "user", "content": "a"}], "response_format": '
-            b'{"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": 1}}}}',
-            "schema",
-        ),
+        b"",
+        b"{",
+        b"[1]",
+        b"null",
+        b'"a"',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"messages": [], "temperature": NaN}',
+        b'{"messages": []}',
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"messages": [{"role": "king", "content": "a"}]}',
+        b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": -3}',
+        b'{"messages": [{"role": "user", "content": "a"}], "stopp": 1}',
+        b'{"messages": [], "continue_final_message": true}',
+        b'{"messages": [{"role": "user", "content": "a"}], "seed": 1e400}',
+        b'{"messages": [{"role": "user", "content": "a"}], "logit_bias": {"99999": 1}}',
+        b'{"messages": [{"role": "user", "content": "a"}], "response_format": '
+        b'{"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": 1}}}}',
     ],
 )
-def test_rubbish_gets_one_error_and_the_server_goes_on(client, body, complaint):
-    message = refused(client.post(CHAT, content=body), 400)
-    assert complaint in message
+def test_rubbish_gets_one_error_and_the_server_goes_on(client, body):
+    hold_sentence(refused(client.post(CHAT, content=body), 400))
     assert client.post(CHAT, json=ASK).status_code == 200
 
 

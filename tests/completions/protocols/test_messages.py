@@ -14,6 +14,7 @@ from edgespec.completions.protocols.message_requests import MessagesRequest
 from edgespec.completions.protocols.request_parts import RequestError
 from edgespec.completions.refusals import Refusal, refusal_of
 from edgespec.completions.running_request import Reply
+from sentences import refuses
 
 WEATHER = {
     "name": "weather",
@@ -144,33 +145,29 @@ def test_thinking_is_the_templates(thinking: Any, variables: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    "fields",
     [
-        ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"model": None}, "model is missing"),
-        ({"messages": []}, "messages: "),
-        ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages.0"),
-        (
-            {"messages": [{"role": "user", "content": [5]}]},
-            "messages.0",
-        ),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "read text only"),
-        ({"messages": [{"role": "assistant", "content": [{"type": "image"}]}]}, "read text only"),
-        ({"tools": [{"type": "web_search_20250305", "name": "a"}]}, "web_search_20250305"),
-        ({"tools": [{"name": "a"}]}, "input_schema"),
-        ({"tool_choice": {"type": "tool", "name": "b"}, "tools": [WEATHER]}, "names 'b'"),
-        ({"tool_choice": {"type": "any"}}, "tools"),
-        ({"mcp_servers": [{}]}, "mcp_servers"),
-        ({"temperature": 1.5}, "temperature"),
-        ({"max_token": 1}, "max_token"),
+        {"max_tokens": None},
+        {"max_tokens": 0},
+        {"model": None},
+        {"messages": []},
+        {"messages": [{"role": "robot", "content": "a"}]},
+        {"messages": [{"role": "user", "content": 5}]},
+        {"messages": [{"role": "user", "content": [5]}]},
+        {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+        {"messages": [{"role": "assistant", "content": [{"type": "image"}]}]},
+        {"tools": [{"type": "web_search_20250305", "name": "a"}]},
+        {"tools": [{"name": "a"}]},
+        {"tool_choice": {"type": "tool", "name": "b"}, "tools": [WEATHER]},
+        {"tool_choice": {"type": "any"}},
+        {"mcp_servers": [{}]},
+        {"temperature": 1.5},
+        {"max_token": 1},
     ],
 )
-def test_what_cannot_be_had_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(RequestError) as caught:
+def test_what_cannot_be_had_is_refused(fields: dict[str, Any]) -> None:
+    with refuses(RequestError):
         dialect(ScriptedSession("a"))(asked(**fields)).begin()
-    assert message in str(caught.value)
 
 
 def test_what_other_servers_tools_did_is_told_as_text() -> None:
