@@ -116,16 +116,12 @@ class Pool:
         self.n = node + 1
         return node
 
-    def alive(self, text: int | None = None) -> NDArray[np.int64]:
-        """Nodes of one text's tree, or of all trees, ascending."""
-        texts = self.text[: self.n]
-        return np.flatnonzero(texts >= 0 if text is None else texts == text)
-
-    def nodes(self, texts: Sequence[int]) -> NDArray[np.int64]:
-        """Nodes of the trees of these texts, ascending."""
-        if len(texts) == len(self.root) or len(texts) == 1:
-            return self.alive(texts[0] if len(texts) == 1 else None)
-        return np.flatnonzero(np.isin(self.text[: self.n], texts))
+    def alive(self, *texts: int) -> NDArray[np.int64]:
+        """Nodes of the trees of these texts, by default of all, ascending."""
+        its = self.text[: self.n]
+        if len(texts) == 1:
+            return np.flatnonzero(its == texts[0])
+        return np.flatnonzero(np.isin(its, texts) if texts else its >= 0)
 
     def path(self, node: int) -> list[int]:
         """Nodes from the root down to `node`, both included."""

@@ -126,7 +126,7 @@ def resident_bytes(cache: ExpertCache) -> int:
     """Resident bytes of the matrices' address ranges, page by page: the kernel's maps may join a
     range with its neighbour, such as a thread's stack."""
     total = 0
-    for memory in (one for ranges in cache._memory._ranges for one in ranges):
+    for memory in (one for ranges in cache._reads.ranges for one in ranges):
         pages = (ctypes.c_ubyte * (memory.nbytes // mmap.PAGESIZE))()
         address, nbytes = ctypes.c_void_p(memory.address), ctypes.c_size_t(memory.nbytes)
         assert ctypes.CDLL(None).mincore(address, nbytes, pages) == 0

@@ -295,13 +295,12 @@ class FakeModel(LanguageModel):
     def checkpoints(self, slot: int) -> Sequence[int]:
         return sorted({*self._texts[slot].ends})
 
-    def write_checkpoint(self, n_tokens: int, piece: int, slot: int) -> memoryview | None:
+    def write_checkpoint(self, n_tokens: int, slot: int) -> Sequence[memoryview]:
         assert n_tokens in self._texts[slot].ends, "a checkpoint that is not kept"
-        if not piece:
-            return memoryview(n_tokens.to_bytes(4, "little"))
-        end = min(n_tokens, piece * FAKE_PIECE_TOKENS)
-        tokens = self._texts[slot].committed[(piece - 1) * FAKE_PIECE_TOKENS : end]
-        return memoryview(np.array(tokens, "<i4").tobytes()) if tokens else None
+        tokens = np.array(self._texts[slot].committed[:n_tokens], "<i4")
+        pieces = np.split(tokens, range(FAKE_PIECE_TOKENS, n_tokens, FAKE_PIECE_TOKENS))
+        ending = n_tokens.to_bytes(4, "little")
+        return [memoryview(content) for content in (*(each.tobytes() for each in pieces), ending)]
 
     def read_checkpoint(self, n_tokens: int, pieces: Iterator[memoryview], slot: int) -> None:
         of = self._texts[slot]

@@ -26,8 +26,8 @@ from pathlib import Path
 import httpx
 
 from edgespec.memory import cgroups
-from edgespec.memory.following import INTERVAL_S
 from edgespec.memory.process import margin_bytes
+from edgespec.session.session_budget import INTERVAL_S
 from edgespec.settings.units import parse_size
 
 MIB = 1 << 20

@@ -265,7 +265,7 @@ class Engine(Scheduler):
         the one with the most probable open node; no source if verifying now is better."""
         pool, ledger, best, chosen, most = self.pool, self.ledger, None, list[int](), 0.0
         texts = [text for text in texts if text.is_growing]
-        nodes = pool.nodes([text.slot.number for text in texts])
+        nodes = pool.alive(*(text.slot.number for text in texts))
         cumulative = pool.cumulative[nodes]
         max_nodes = self.capacity if is_beside else ledger.max_nodes
         for source in sorted(self.sources, key=lambda each: not each.is_free):

@@ -124,7 +124,7 @@ class Slot:
         prefixes, info = self.prefixes, self.target.info
         if prefixes is None:
             return None
-        trouble = prefixes.take_trouble()
+        trouble = prefixes.troubles.pop() if prefixes.troubles else None
         prefixes.begin(self.client)
         tiled = is_tiled(info, prompt)
         if info.prompt_tile and not tiled:

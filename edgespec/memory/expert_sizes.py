@@ -43,7 +43,7 @@ class ExpertSizes:
 
     def expected_bytes(self, cache_bytes: int, n_nodes: int = 1) -> float:
         """Expected bytes that a pass over `n_nodes` nodes reads with a cache of `cache_bytes`."""
-        share = theory.chosen_share(self.used_share, float(n_nodes))
+        share: float = theory.chosen_share(self.used_share, n_nodes)
         return self.missing_bytes(cache_bytes) * share
 
     def missing_bytes(self, cache_bytes: int) -> float:

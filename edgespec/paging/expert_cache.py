@@ -1,8 +1,7 @@
 """Keeps a mixture's experts in memory as far as a budget goes, and reads those that a layer chose.
 
 Knows when an expert was used, and nothing of any runtime. `expert_layers` has their extents in
-files, `expert_memory` their addresses, `eviction` the choice of what is dropped, `slice_reads` the
-threads that read. The module is longer than others, because all its books change under one lock.
+files, `eviction` the choice of what is dropped, `slice_reads` the memory and the threads that read.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ import numpy as np
 
 from edgespec.paging.eviction import LeastLikely
 from edgespec.paging.expert_layers import ExpertLayer, chosen_experts
-from edgespec.paging.expert_memory import ExpertMemory
-from edgespec.paging.reader import Reader
+from edgespec.paging.reader import BLOCK_BYTES, Reader
 from edgespec.paging.slice_reads import Entry, SliceRead, SliceReads
 from edgespec.paging.store import Store
 from edgespec.tracing.spans import OFF, Trace, Track
@@ -58,14 +56,14 @@ class ExpertCache(Store):
         self._cancelled = False
         self._first_row_share = 1.0
         """Share of the experts read for the last choice that its first token chose."""
-        self._memory = ExpertMemory(layers, capacity_bytes)
-        self._reads = SliceReads(layers, self._memory, reader, self._count_read, trace)
+        self._reads = SliceReads(layers, reader, self._count_read, trace)
         self._lock = self._reads.lock
 
     def address(self, layer: int, matrix: int) -> int:
         """Address of the stacked matrix, whose experts are `stride_bytes` apart; readable until
         `close`, whatever it holds."""
-        return self._memory.address(layer, matrix)
+        extent = self.layers[layer].matrices[matrix].extent
+        return self._reads.ranges[layer][matrix].address + extent.offset % BLOCK_BYTES
 
     @property
     def stats(self) -> ExpertStats:
@@ -142,7 +140,6 @@ class ExpertCache(Store):
             self._reads.wait_until_idle()
             self._capacity = capacity_bytes
             self._make_room(0)
-            self._memory.resize(capacity_bytes)
 
     def cancel(self) -> None:
         """Wake a waiting `acquire`, which returns False; lasts until `resume`."""
@@ -315,9 +312,11 @@ class ExpertCache(Store):
         return (layer, expert) not in self._acquired and not self._entries[layer][expert].unread
 
     def _remove(self, layer: int, expert: int) -> None:
-        for matrix in self._entries[layer].pop(expert).matrices:
-            self.used_bytes -= self._slice_room[layer][matrix]
-            self._memory.let_go((layer, matrix, expert))
+        for number in self._entries[layer].pop(expert).matrices:
+            self.used_bytes -= self._slice_room[layer][number]
+            matrix = self.layers[layer].matrices[number]
+            nbytes = matrix.run(expert).nbytes
+            self._reads.ranges[layer][number].forget(matrix.place(expert), nbytes)
         if (layer, expert) in self._transient:
             self._transient.remove((layer, expert))
         else:

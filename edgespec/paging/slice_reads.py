@@ -1,6 +1,7 @@
 """Reads slices of experts in threads of its own, in the order in which they were asked for.
 
-Knows neither why a slice is wanted nor what makes room for it.
+Every stacked matrix has an address range with a place for each expert, and memory behind it only
+where an expert was read. Knows neither why a slice is wanted nor what makes room for it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from dataclasses import dataclass
 
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.paging.expert_layers import ExpertLayer
-from edgespec.paging.expert_memory import ExpertMemory, Slice
-from edgespec.paging.reader import Reader
+from edgespec.paging.reader import AlignedMemory, Reader
 from edgespec.tracing.spans import NO_SPAN, Span, Trace, Track
 
 READERS = 4
@@ -40,13 +40,9 @@ class SliceRead:
     matrix: int
     entry: Entry
 
-    @property
-    def slice(self) -> Slice:
-        return self.layer, self.matrix, self.expert
-
 
 class SliceReads(Closeable):
-    """A queue of slices and the threads that read them into `memory`.
+    """A queue of slices and the threads that read them into `ranges`.
 
     `lock` guards the queue and the entries; methods are called while it is held, `close` is not.
     """
@@ -54,7 +50,6 @@ class SliceReads(Closeable):
     def __init__(
         self,
         layers: Sequence[ExpertLayer],
-        memory: ExpertMemory,
         reader: Reader,
         count: Callable[[int], None],
         trace: Trace,
@@ -68,7 +63,11 @@ class SliceReads(Closeable):
         self._work = threading.Condition(self.lock)
         """Signals that there is something to read."""
         self._layers = layers
-        self._memory = memory
+        self.ranges = [
+            [AlignedMemory(matrix.range_bytes, sparse=True) for matrix in layer.matrices]
+            for layer in layers
+        ]
+        """Memory of each matrix of each layer, readable until `close`, whatever it holds."""
         self._reader = reader
         self._count = count
         self._trace = trace
@@ -104,7 +103,7 @@ class SliceReads(Closeable):
             self.arrival.notify_all()
         for thread in self._threads:
             thread.join()
-        close_all(self._reader.close, self._memory.close)
+        close_all(self._reader.close, *(one.close for ranges in self.ranges for one in ranges))
 
     def _read_queue(self) -> None:
         """Read queued slices until `close`; runs in each reading thread."""
@@ -116,14 +115,14 @@ class SliceReads(Closeable):
                     return
                 task = self._queue.popleft()
                 self._begin_reading()
-                self._memory.provide(task.slice)
             self._read(task)
 
     def _read(self, task: SliceRead) -> None:
         n, failure = 0, None
-        run = self._layers[task.layer].matrices[task.matrix].run(task.expert)
+        matrix = self._layers[task.layer].matrices[task.matrix]
+        run = matrix.run(task.expert)
         try:
-            view = self._memory.view(task.slice, run.nbytes)
+            view = self.ranges[task.layer][task.matrix].view(matrix.place(task.expert), run.nbytes)
             n = self._reader.read(run, view, lambda: self.is_closing)
         except BaseException as exc:  # noqa: BLE001 - it is raised in the consumer's thread
             failure = exc

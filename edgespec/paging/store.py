@@ -7,29 +7,38 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import astuple, dataclass, fields
 
 from edgespec.concurrency.owning import Closeable
 from edgespec.values import PassReport
 
 
-class Store(Closeable):
-    """Reads weights from files while a model computes; counts since loading.
-
-    A ring serves the weights that every pass needs in a fixed order, an expert cache those that a
-    layer has just chosen; each has its own methods for serving them.
-    """
+@dataclass
+class Reads:
+    """What stores read and how long passes waited: since loading, or between two moments."""
 
     bytes_read: int = 0
     """Bytes read for passes."""
     stall_s: float = 0.0
     """Seconds in which passes waited for reads."""
-    read_s: float = 0.0
-    """Seconds spent reading streamed segments, overlapped with compute or not."""
     choice_stall_s: float = 0.0
     """Part of `stall_s` spent on experts; grows with the number of tokens in a pass."""
     first_row_stall_s: float = 0.0
     """Part of `choice_stall_s` spent on experts that the first token of a pass chose."""
+    read_s: float = 0.0
+    """Seconds spent reading streamed segments, overlapped with compute or not."""
+
+    def since(self, earlier: Reads) -> Reads:
+        pairs = zip(astuple(self), astuple(earlier), strict=True)
+        return Reads(*(now - before for now, before in pairs))
+
+
+class Store(Reads, Closeable):
+    """Reads weights from files while a model computes; counts since loading.
+
+    A ring serves the weights that every pass needs in a fixed order, an expert cache those that a
+    layer has just chosen; each has its own methods for serving them.
+    """
 
     @abstractmethod
     def cancel(self) -> None:
@@ -39,22 +48,10 @@ class Store(Closeable):
     def resume(self) -> None: ...
 
 
-class Reads(NamedTuple):
-    """Bytes and seconds of the stores' reads and stalls: since loading, or between two moments."""
-
-    bytes_read: float = 0
-    stall_s: float = 0.0
-    choice_stall_s: float = 0.0
-    first_row_stall_s: float = 0.0
-    read_s: float = 0.0
-
-    def since(self, earlier: Reads) -> Reads:
-        return Reads(*(now - before for now, before in zip(self, earlier, strict=True)))
-
-
 def reads_of(stores: Sequence[Store]) -> Reads:
     """Totals of `stores` since the model was loaded."""
-    return Reads(*(sum(getattr(store, name) for store in stores) for name in Reads._fields))
+    names = [field.name for field in fields(Reads)]
+    return Reads(*(sum(getattr(store, name) for store in stores) for name in names))
 
 
 def call_report(
@@ -66,7 +63,7 @@ def call_report(
         stall_s=call.stall_s,
         choice_stall_s=call.choice_stall_s,
         first_row_stall_s=call.first_row_stall_s,
-        bytes_read=int(since_report.bytes_read),
+        bytes_read=since_report.bytes_read,
         read_s=since_report.read_s,
         passes=passes,
         n_tokens=n_rows,

@@ -285,11 +285,9 @@ class LanguageModel(ModelPort):
         """Lengths of the committed prefixes whose state is kept, ascending."""
         return ()
 
-    def write_checkpoint(self, n_tokens: int, piece: int, slot: int) -> memoryview | None:
-        """A piece of the state after `n_tokens`; None after the last one.
-
-        Piece 0 also has the keys and values behind the last whole block.
-        """
+    def write_checkpoint(self, n_tokens: int, slot: int) -> Sequence[memoryview]:
+        """The pieces of the state after `n_tokens`, and at last one with the keys and values behind
+        the last whole block, which is read first."""
         raise NotImplementedError
 
     def read_checkpoint(self, n_tokens: int, pieces: Iterator[memoryview], slot: int) -> None:

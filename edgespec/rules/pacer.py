@@ -71,7 +71,7 @@ def most_probable(
     branch of each tree does not count towards `max_branches`.
     """
     texts = [*limits]
-    nodes = pool.nodes(texts)
+    nodes = pool.alive(*texts)
     found = [(pool.root[text], n) for n, text in enumerate(texts, 1)]
     selected, extended = {node for node, _ in found}, set[int]()
     n_selected, more_branches = dict.fromkeys(texts, 1), dict.fromkeys(texts, 0)

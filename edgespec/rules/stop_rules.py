@@ -21,8 +21,6 @@ Nodes = Sequence[int]
 class StopRule:
     """Verify when the tree has its maximal size: the yield of such trees depends on no time."""
 
-    name: ClassVar[str] = "full"
-
     def fires(self, pool: Pool, nodes: Nodes, ends: Nodes, free: Collection[str] = ()) -> bool:
         """True if the target should verify now instead of a draft step after `ends`, at least one.
 
@@ -49,7 +47,6 @@ class AdaptiveThreshold(StopRule):
     or nothing would be drafted and alpha never change again.
     """
 
-    name: ClassVar[str] = "llmcad"
     lowest: ClassVar[float] = 1e-4
     highest: ClassVar[float] = 0.9
 
@@ -76,8 +73,6 @@ class FixedLength(StopRule):
     """Verify when a branch has `length` tokens of the draft model, including those drafted during
     the last pass. Guesses without a model cost nothing and do not count."""
 
-    name: ClassVar[str] = "fixed"
-
     length: int = 8
 
     def fires(self, pool: Pool, nodes: Nodes, ends: Nodes, free: Collection[str] = ()) -> bool:
@@ -97,7 +92,6 @@ class EntropyWindow(StopRule):
     mean entropy of rejected guesses so far. The paper's hierarchy of three models is not included.
     """
 
-    name: ClassVar[str] = "hsddw"
     longest_mean: ClassVar[float] = 50.0
 
     threshold: float = 1.0
@@ -120,7 +114,10 @@ class EntropyWindow(StopRule):
 
 
 STOP_RULES: dict[str, type[StopRule]] = {
-    rule.name: rule for rule in (StopRule, AdaptiveThreshold, FixedLength, EntropyWindow)
+    "full": StopRule,
+    "llmcad": AdaptiveThreshold,
+    "fixed": FixedLength,
+    "hsddw": EntropyWindow,
 }
 """Stop rules by name, which replace the round planner's choice."""
 

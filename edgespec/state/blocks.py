@@ -42,8 +42,9 @@ class BlockFolder:
         self.folder = folder
         self.max_bytes = max_bytes
         self._buffer = DirectBuffer()
-        self._trouble: str | None = None
-        self.tell: Callable[[str], None] = self._keep_trouble
+        self.troubles: list[str] = []
+        """Warnings that nobody was told."""
+        self.tell: Callable[[str], None] = self.troubles.append
         """Called with a warning, once."""
         self.is_writing = True
         """False once the disk was full: blocks are only read from then on."""
@@ -109,14 +110,6 @@ class BlockFolder:
         """End writing, with a warning."""
         self.is_writing = False
         self.tell(f"the prompt cache goes on without new texts: {why}")
-
-    def _keep_trouble(self, trouble: str) -> None:
-        self._trouble = trouble
-
-    def take_trouble(self) -> str | None:
-        """A warning that nobody was told, once."""
-        trouble, self._trouble = self._trouble, None
-        return trouble
 
     def touch(self, names: Sequence[str]) -> None:
         """Mark blocks as used now, later ones of the sequence as a little earlier, so that they are

@@ -28,8 +28,6 @@ class CheckpointChain(BlockChain):
         self._has_blocks = model.info.block_tokens > 0
         self._kept: set[int] = set()
         """Ends of the checkpoints that are known to be stored."""
-        self._next: tuple[int, int] = (0, 1)
-        """End of the checkpoint that is being stored, and its next piece."""
 
     def n_available(self, text: Sequence[int]) -> int:
         names = self.names(text)
@@ -86,36 +84,26 @@ class CheckpointChain(BlockChain):
         for end in self._model.checkpoints(self._slot):
             if MIN_TOKENS <= end <= n_tokens and end not in self._kept:
                 if not (self._has_blocks and super().keep(text, end)):
-                    self._keep_piece(text[:end], end)
+                    self._keep_checkpoint(text[:end], end)
                 return True
         return False
 
-    def _keep_piece(self, text: Sequence[int], end: int) -> None:
-        """Store the next piece of the checkpoint at `end`."""
+    def _keep_checkpoint(self, text: Sequence[int], end: int) -> None:
         name = self._name(self.names(text), text, end)
-        piece = self._next[1] if self._next[0] == end else 1
-        if piece == 1 and self._folder.has(name + END):
-            self._kept.add(end)
+        self._kept.add(end)
+        if self._folder.has(name + END):
             return
         try:
-            content = self._model.write_checkpoint(end, piece, self._slot)
-            if content is not None:
-                self._folder.write(f"{name}-{piece}", content)
-                self._next = (end, piece + 1)
-                return
-            content = self._model.write_checkpoint(end, 0, self._slot)
-            assert content is not None
-            self._folder.write(name + END, content)
+            *pieces, last = self._model.write_checkpoint(end, self._slot)
+            for number, piece in enumerate(pieces, 1):
+                self._folder.write(f"{name}-{number}", piece)
+            self._folder.write(name + END, last)
         except EdgespecError as error:
             self._folder.stop(str(error))
-        self._kept.add(end)
-        self._next = (0, 1)
 
     def rewind(self, n_tokens: int) -> None:
         super().rewind(n_tokens)
         self._kept = {end for end in self._kept if end <= n_tokens}
-        if self._next[0] > n_tokens:
-            self._next = (0, 1)
 
     def _name(self, names: Sequence[str], text: Sequence[int], end: int) -> str:
         """Name of the checkpoint at `end`, given the names of the text's blocks."""

@@ -28,7 +28,8 @@ class SlotPrefixes:
     def __init__(self, folder: BlockFolder, target: BlockChain, draft: BlockChain | None) -> None:
         # a chain of checkpoints replaces all of the text: prefixes of any length are stored
         self.block_tokens = 1 if isinstance(target, CheckpointChain) else target.block_tokens
-        self._folder = folder
+        self.troubles = folder.troubles
+        """Warnings for users that nobody was told."""
         self._target = target
         self._draft = draft
         self._chains = [target] if draft is None else [target, draft]
@@ -72,10 +73,6 @@ class SlotPrefixes:
         """The slot's text was cut to `n_tokens`."""
         for chain in self._chains:
             chain.rewind(n_tokens)
-
-    def take_trouble(self) -> str | None:
-        """A warning for the user, once; None if all is well."""
-        return self._folder.take_trouble()
 
 
 class PrefixCache:

@@ -1,9 +1,8 @@
-"""Memory of experts: places of their own, and pages that move between them."""
+"""Memory of experts: places of their own, within the capacity."""
 
 from __future__ import annotations
 
 import random
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.paging import expert_memory
 from edgespec.paging.expert_cache import ExpertCache
 from edgespec.paging.expert_layers import ExpertMatrix
-from edgespec.paging.pages import move_pages
-from edgespec.paging.reader import BLOCK_BYTES, AlignedMemory, DirectReader, Extent
+from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Extent
 from expert_files import (
     choice,
     make_file,
@@ -28,14 +25,6 @@ from expert_files import (
 )
 
 N_EXPERTS = 8
-
-
-@pytest.fixture(params=["moved", "not moved"])
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Abilities of the kernel with pages."""
-    if request.param == "not moved":
-        monkeypatch.setattr(expert_memory, "move_pages", lambda *args: False)
-    return str(request.param)
 
 
 @given(
@@ -54,18 +43,9 @@ def test_every_slice_has_blocks_of_its_own_where_direct_reads_can_put_it(
         assert place + matrix.room_bytes <= matrix.place(expert + 1)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux moves pages")
-def test_pages_move_and_their_old_place_is_empty() -> None:
-    with AlignedMemory(2 * BLOCK_BYTES) as memory:
-        memory.view(0, 2)[:] = b"ab"
-        assert move_pages(memory.address, memory.address + BLOCK_BYTES, BLOCK_BYTES)
-        assert bytes(memory.view(BLOCK_BYTES, 2)) == b"ab"
-        assert bytes(memory.view(0, 2)) == b"\0\0"
-
-
 @pytest.mark.costly
 def test_memory_stays_within_the_capacity_whatever_the_sizes_of_slices(
-    kernel: str, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     small, large = make_layers(2, N_EXPERTS), make_layers(4, N_EXPERTS, sizes=[7 * BLOCK_BYTES] * 2)
     layers = [*small, *large[2:]]
@@ -83,44 +63,11 @@ def test_memory_stays_within_the_capacity_whatever_the_sizes_of_slices(
                 cache.release(number)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux moves pages")
-@pytest.mark.parametrize("moves", [True, False])
-def test_moved_pages_leave_two_mappings_of_a_place_and_a_model_of_many_moves_none(
-    moves: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    layers = make_layers(8, 64)
-    path = make_file(tmp_path, layers)
-    n_places = sum(64 * len(layer.matrices) for layer in layers)
-    monkeypatch.setattr(expert_memory, "MAX_PLACES", n_places - (not moves))
-    content, chance = path.read_bytes(), random.Random(7)
-    moved = []
-    move = expert_memory.move_pages
-    monkeypatch.setattr(
-        expert_memory, "move_pages", lambda *args: moved.append(args) or move(*args)
-    )
-    with ExpertCache(layers, DirectReader([path]), 40 * room_of(layers)) as cache:
-        before = n_mappings()
-        for _ in range(40):
-            for number, layer in enumerate(layers):
-                chosen = chance.sample(range(64), 2)
-                assert cache.acquire(number, choice(chosen)) and cache.complete(number)
-                for expert in chosen:
-                    assert slices(cache, number, expert) == slices_in(content, layer, expert)
-                cache.release(number)
-        assert (len(moved) > 200) == moves
-        assert n_mappings() - before < 2 * n_places + 50
-
-
-def n_mappings() -> int:
-    return len(Path("/proc/self/maps").read_text().splitlines())
-
-
 @pytest.mark.costly
-def test_an_expert_chosen_again_while_its_memory_is_promised_to_another_is_whole(
-    kernel: str, opened: Callable[..., tuple]
+def test_an_expert_chosen_again_after_a_cancelled_pass_is_whole(
+    opened: Callable[..., tuple],
 ) -> None:
-    """A cancelled pass leaves reads in the queue that take the memory of what the next chooses."""
+    """A cancelled pass leaves reads in the queue, for which experts of the next were evicted."""
     layers = make_layers(2, N_EXPERTS)
     cache, gate, content = opened(layers, n_fitting=4)
     chance = random.Random(5)

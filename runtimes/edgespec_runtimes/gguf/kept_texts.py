@@ -62,15 +62,13 @@ class KeptTexts(RunningModel):
     def checkpoints(self, slot: int) -> Sequence[int]:
         return sorted(self._recurrent.checkpoints)
 
-    def write_checkpoint(self, n_tokens: int, piece: int, slot: int) -> memoryview | None:
+    def write_checkpoint(self, n_tokens: int, slot: int) -> Sequence[memoryview]:
         with self._users:
-            kept = self._recurrent.checkpoints[n_tokens]
-            if piece:
-                content = memoryview(kept).cast("B")
-                return content[(piece - 1) * PIECE_BYTES : piece * PIECE_BYTES] or None
-            begin = self._end_of_blocks(n_tokens)
+            kept, begin = self._recurrent.checkpoints[n_tokens], self._end_of_blocks(n_tokens)
             rest = self._memory.save(HOME, begin, n_tokens) if begin < n_tokens else b""
-            return memoryview(_HEAD.pack(len(kept)) + bytes(rest))
+            content = memoryview(kept).cast("B")
+            pieces = [content[i : i + PIECE_BYTES] for i in range(0, len(content), PIECE_BYTES)]
+            return [*pieces, memoryview(_HEAD.pack(len(kept)) + bytes(rest))]
 
     def read_checkpoint(self, n_tokens: int, pieces: Iterator[memoryview], slot: int) -> None:
         with self._users:

@@ -113,7 +113,7 @@ class SegmentedWeights(Closeable, Generic[G]):
             segments=len(self._arranged.groups),
             pinned_bytes=self.pinned_bytes,
             streamed_bytes=sum(min(one.nbytes, one.read_bytes) for one in streamed),
-            bytes_read=int(reads.bytes_read),
+            bytes_read=reads.bytes_read,
             stall_s=reads.stall_s,
             merge_s=self.pager.merge_s if self.pager else 0.0,
             passes=self.passes,

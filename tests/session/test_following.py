@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.memory.following import CALM_S, FreeMemory
+from edgespec.session.session_budget import CALM_S, FreeMemory
 
 GIB = 1 << 30
 
@@ -13,7 +13,8 @@ def followed(
     *readings: tuple[float, int], budget: int = 4 * GIB, floor: int = GIB, ceiling: int = 8 * GIB
 ) -> list[int]:
     """The budget after each reading of seconds and free bytes."""
-    free = FreeMemory(floor, ceiling, iter([now_s for now_s, _ in readings]).__next__)
+    times = iter([readings[0][0], *(now_s for now_s, _ in readings)])
+    free = FreeMemory(floor, ceiling, times.__next__)
     budgets = []
     for _, free_bytes in readings:
         budget = free.next_budget(free_bytes, budget) or budget
