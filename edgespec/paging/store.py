@@ -15,7 +15,7 @@ from edgespec.values import PassReport
 
 @dataclass
 class Reads:
-    """What stores read and how long passes waited: since loading, or between two moments."""
+    """Bytes and seconds of reads and stalls: since loading, or between two moments."""
 
     bytes_read: int = 0
     """Bytes read for passes."""
