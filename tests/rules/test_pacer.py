@@ -127,6 +127,13 @@ def test_a_text_without_room_leaves_the_others_theirs() -> None:
     assert [node for node, _ in found] == [*roots, *nodes[:2], nodes[3]]
 
 
+def test_where_no_branch_may_begin_the_others_go_on() -> None:
+    tree = forked(0.9, 0.8)
+    end = tree.add(ROOT + 1, 2, 0.5)
+    found = most_probable(tree, {0: Limits(9, 1, 9)}, 9, 9)
+    assert [node for node, _ in found] == [ROOT, ROOT + 1, end]
+
+
 @given(pools(), st.integers(2, 40))
 def test_a_selection_has_the_highest_possible_confidence(pool: Pool, n: int) -> None:
     wide, n_roots = Limits(99, 99, 99), len(pool.root)

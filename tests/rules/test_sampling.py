@@ -54,6 +54,8 @@ def test_top_p_keeps_the_fewest_that_reach_p() -> None:
 def test_top_p_counts_within_top_k() -> None:
     """Among 0.4 and 0.3 alone, the first has a share of 0.57."""
     assert kept(SamplingParams(temperature=1.0, top_k=2, top_p=0.55)) == [1]
+    assert kept(SamplingParams(temperature=1.0, top_k=2, top_p=0.59)) == [1, 3]
+    assert kept(SamplingParams(temperature=1.0, top_k=3, top_p=0.81)) == [1, 3]
 
 
 def test_top_p_looks_at_probabilities_before_temperature() -> None:
