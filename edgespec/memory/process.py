@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from edgespec.errors import UsageError, setting
@@ -21,6 +23,10 @@ MARGIN_SHARE = 0.05
 """Share of the memory that `auto` leaves free, at least MIN_MARGIN_BYTES, or MAX_MARGIN_SHARE where
 that is less, as in a small container."""
 
+CALM_S = 10.0
+"""Seconds before a budget grows that has shrunk."""
+LEAST_CHANGE = 0.02
+"""Smaller changes than this share of a budget are not made."""
 STEP_BYTES = MIB
 """Rounding step of the process's memory in a plan: its use before loading differs by hundredths of
 a MiB from run to run, and plans should not."""
@@ -94,6 +100,29 @@ def auto_budget(root: Path = _ROOT) -> int:
     """The auto budget in bytes: resident plus available memory, minus the margin."""
     free = process_rss_bytes(root) + available_bytes(root)
     return max(0, free - margin_bytes(total_bytes(root)))
+
+
+class FreeMemory:
+    """The budget between a floor and a ceiling that the free memory affords: it shrinks at once and
+    grows after calm seconds."""
+
+    def __init__(
+        self, floor: int, ceiling: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._floor, self._ceiling, self._clock = floor, max(floor, ceiling), clock
+        self._may_grow_s = clock() + CALM_S
+
+    def next_budget(self, free_bytes: int, budget_bytes: int) -> int | None:
+        """The budget to change to; None to keep the present one.
+
+        `free_bytes` is what this process has and could have more, less a margin.
+        """
+        now_s, wanted = self._clock(), min(max(free_bytes, self._floor), self._ceiling)
+        if abs(wanted - budget_bytes) < LEAST_CHANGE * budget_bytes:
+            return None
+        if wanted < budget_bytes:
+            self._may_grow_s = now_s + CALM_S
+        return wanted if wanted < budget_bytes or now_s >= self._may_grow_s else None
 
 
 def note_on_plan(planned_bytes: int) -> str | None:

@@ -56,7 +56,7 @@ class ExpertCache(Store):
         self._cancelled = False
         self._first_row_share = 1.0
         """Share of the experts read for the last choice that its first token chose."""
-        self._reads = SliceReads(layers, reader, self._count_read, trace)
+        self._reads = SliceReads(layers, reader, self, trace)
         self._lock = self._reads.lock
 
     def address(self, layer: int, matrix: int) -> int:
@@ -153,9 +153,6 @@ class ExpertCache(Store):
 
     def close(self) -> None:
         self._reads.close()
-
-    def _count_read(self, nbytes: int) -> None:
-        self.bytes_read += nbytes
 
     def _count(self, layer: int, chosen: Sequence[int], choices: np.ndarray) -> None:
         present = self._entries[layer]

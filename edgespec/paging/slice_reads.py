@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.paging.expert_layers import ExpertLayer
 from edgespec.paging.reader import AlignedMemory, Reader
+from edgespec.paging.store import Reads
 from edgespec.tracing.spans import NO_SPAN, Span, Trace, Track
 
 READERS = 4
@@ -51,10 +52,10 @@ class SliceReads(Closeable):
         self,
         layers: Sequence[ExpertLayer],
         reader: Reader,
-        count: Callable[[int], None],
+        counts: Reads,
         trace: Trace,
     ) -> None:
-        """`count` is told the bytes of each read."""
+        """`counts` has the bytes that were read."""
         self.lock = threading.Lock()
         self.arrival = threading.Condition(self.lock)
         """Signals that all slices of a matrix that were asked for were read, that one has failed,
@@ -69,7 +70,7 @@ class SliceReads(Closeable):
         ]
         """Memory of each matrix of each layer, readable until `close`, whatever it holds."""
         self._reader = reader
-        self._count = count
+        self._counts = counts
         self._trace = trace
         self._queue: deque[SliceRead] = deque()
         self._pending: Counter[tuple[int, int]] = Counter()
@@ -127,7 +128,7 @@ class SliceReads(Closeable):
         except BaseException as exc:  # noqa: BLE001 - it is raised in the consumer's thread
             failure = exc
         with self.lock:
-            self._count(n)
+            self._counts.bytes_read += n
             self._end_reading(n)
             task.entry.unread.discard(task.matrix)
             task.entry.failure = task.entry.failure or failure

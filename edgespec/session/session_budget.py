@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from edgespec.concurrency.owning import POLL_S, Closeable
@@ -16,6 +14,7 @@ from edgespec.errors import BudgetError, EdgespecError, SessionClosed, UsageErro
 from edgespec.grammar.specification import GRAMMAR_BYTES, GRAMMARS_AT_ONCE, library_bytes
 from edgespec.memory import division, process
 from edgespec.memory.budget import MemoryPlan, MemoryRow
+from edgespec.memory.process import FreeMemory
 from edgespec.ports import Vocabulary
 from edgespec.session.opening import LoadedModels
 from edgespec.settings.units import auto_bounds, format_size, parse_size
@@ -23,10 +22,6 @@ from edgespec.values import PagingStats
 
 INTERVAL_S = 0.25
 """Seconds between two readings of the free memory."""
-CALM_S = 10.0
-"""Seconds before a budget grows that has shrunk."""
-LEAST_CHANGE = 0.02
-"""Smaller changes than this share of the budget are not made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,26 +177,3 @@ class SessionBudget(Closeable):
                     return
                 except EdgespecError:  # the next text meets the same failure
                     continue
-
-
-class FreeMemory:
-    """The budget between a floor and a ceiling that the free memory affords: it shrinks at once and
-    grows after calm seconds."""
-
-    def __init__(
-        self, floor: int, ceiling: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._floor, self._ceiling, self._clock = floor, max(floor, ceiling), clock
-        self._may_grow_s = clock() + CALM_S
-
-    def next_budget(self, free_bytes: int, budget_bytes: int) -> int | None:
-        """The budget to change to; None to keep the present one.
-
-        `free_bytes` is what this process has and could have more, less a margin.
-        """
-        now_s, wanted = self._clock(), min(max(free_bytes, self._floor), self._ceiling)
-        if abs(wanted - budget_bytes) < LEAST_CHANGE * budget_bytes:
-            return None
-        if wanted < budget_bytes:
-            self._may_grow_s = now_s + CALM_S
-        return wanted if wanted < budget_bytes or now_s >= self._may_grow_s else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.session.session_budget import CALM_S, FreeMemory
+from edgespec.memory.process import CALM_S, FreeMemory
 
 GIB = 1 << 30
 
