@@ -88,6 +88,7 @@ def test_what_cannot_be_paged_is_refused_with_what_its_weights_take() -> None:
         plan_memory(160, FIXED, [], [weights])
     assert "ring" not in str(refusal.value)
     assert refusal.value.smallest_bytes == 150 + weights.nbytes
+    assert " 1025 MiB " in str(refusal.value)
 
 
 def test_what_only_loading_takes_counts_as_far_as_nothing_later_takes_as_much() -> None:

@@ -68,6 +68,13 @@ def test_a_limit_leaves_what_is_not_used(machine: FakeMachine):
     assert process.total_bytes(machine.root) == 2 * GIB
 
 
+def test_a_groups_name_may_have_colons(machine: FakeMachine):
+    """Those of containerd have."""
+    machine.join_v2("/pods.slice:cri:7f")
+    machine.limit_v2("/pods.slice:cri:7f", 2 * GIB, used=GIB)
+    assert process.available_bytes(machine.root) == GIB
+
+
 def test_page_cache_counts_as_free_unless_it_is_mapped_or_dirty(machine: FakeMachine):
     machine.join_v2("/app")
     machine.limit_v2(
