@@ -158,7 +158,7 @@ def try_way(model: Path, draft: Draft, is_paged: bool) -> Ending:
     settings = LoadSettings(model=model, draft=draft, ctx_size=N_CTX, batch_size=N_BATCH, threads=1)
     if not is_paged:
         return in_child(lambda: speak(settings))
-    named = in_child(lambda: _smallest_budget(settings))
+    named = in_child(lambda: smallest_budget(settings))
     if named.how != "ok":
         return named
     smallest_bytes, taken_bytes = named.value
@@ -204,7 +204,7 @@ def speak(settings: LoadSettings, taken_bytes: int | None = None) -> dict[str, A
         }
 
 
-def _smallest_budget(settings: LoadSettings) -> tuple[int, int]:
+def smallest_budget(settings: LoadSettings) -> tuple[int, int]:
     """The least that loading needs, and what the process took by then, for which that holds."""
     map_libraries()
     measured, taken = process.footprint_bytes, []

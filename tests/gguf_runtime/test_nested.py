@@ -20,8 +20,8 @@ from edgespec.models.enlarging import enlarge
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec.values import NESTED
-from edgespec_runtimes.enlarge.gguf import trim
-from edgespec_runtimes.enlarge.gguf.trim import nest
+from edgespec_runtimes.enlarge.gguf import trim as trimming
+from edgespec_runtimes.enlarge.gguf.trim import trim
 from edgespec_runtimes.gguf.file.header import read_header
 from reference import quantise
 from sentences import refuses
@@ -43,7 +43,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def draft(target: Path) -> Path:
     out = target.with_name("draft.gguf")
-    nest(target, out, NESTED[0], range(4096))
+    trim(target, out, NESTED[0], range(4096))
     return out
 
 
@@ -89,7 +89,7 @@ def test_a_matrix_with_a_scale_that_has_no_upper_part_is_the_drafts_as_it_is(
         sign = file.read(1)[0] ^ 0x80
         file.seek(entry.offset + 1)
         file.write(bytes([sign]))
-    nest(odd, out, NESTED[0], range(4096))
+    trim(odd, out, NESTED[0], range(4096))
     parts = (read_header(path).tensors_by_name for path in (out, lower_parts(out)))
     assert [part.get(entry.name) is not None for part in parts] == [True, False]
     assert read_header(out).tensors_by_name[entry.name].type.name == "Q8_0"
@@ -155,7 +155,7 @@ def test_one_that_is_interrupted_leaves_nothing(target: Path, tmp_path: Path) ->
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        nest(target, tmp_path / "draft.gguf", NESTED[0], range(4096), interrupt)
+        trim(target, tmp_path / "draft.gguf", NESTED[0], range(4096), interrupt)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -165,16 +165,16 @@ def test_a_killed_process_leaves_nothing_that_is_taken_for_whole(
 ) -> None:
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from edgespec_runtimes.enlarge.gguf.trim import nest\n"
+        "from edgespec_runtimes.enlarge.gguf.trim import trim\n"
         "def end(what, share): share > 0.5 and os.kill(os.getpid(), 9)\n"
-        "nest(Path(sys.argv[1]), Path(sys.argv[2]), 'nested', range(4096), end)"
+        "trim(Path(sys.argv[1]), Path(sys.argv[2]), 'nested', range(4096), end)"
     )
     out = tmp_path / "draft.gguf"
     killed = subprocess.run([sys.executable, "-c", code, target, out], check=False)
     assert killed.returncode == -9
     assert all(path.name.startswith(".") for path in tmp_path.iterdir())
     monkeypatch.setattr(unfinished, "MIN_AGE_S", 0.0)
-    nest(target, out, NESTED[0], range(4096))
+    trim(target, out, NESTED[0], range(4096))
     assert {*tmp_path.iterdir()} == {out, lower_parts(out)}
 
 
@@ -183,12 +183,12 @@ def test_a_disk_that_becomes_full_leaves_nothing(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int
 ) -> None:
     resource = pytest.importorskip("resource")
-    monkeypatch.setattr(trim, "_can_be_opened", lambda model, out: True)  # it writes no blocks
+    monkeypatch.setattr(trimming, "_can_be_opened", lambda model, out: True)  # it writes no blocks
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
     try:
         with refuses(EdgespecError):
-            nest(target, tmp_path / "draft.gguf", NESTED[0], range(4096))
+            trim(target, tmp_path / "draft.gguf", NESTED[0], range(4096))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(tmp_path.iterdir()) == []
@@ -200,7 +200,7 @@ def test_a_full_disk_is_told_before_anything_is_written(
     free = shutil.disk_usage(tmp_path)._replace(free=40 << 20)  # enough for the draft alone
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     with refuses(EdgespecError):
-        nest(target, tmp_path / "draft.gguf", NESTED[0], range(4096))
+        trim(target, tmp_path / "draft.gguf", NESTED[0], range(4096))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -256,7 +256,7 @@ def test_the_draft_takes_the_prompt_over_from_its_target(
 def test_weights_of_each_type_nest(target: Path, tmp_path: Path, name: str, kind: str) -> None:
     stored, out = tmp_path / "stored.gguf", tmp_path / "draft.gguf"
     quantise(target, stored, name)
-    nest(stored, out, kind, range(4096))
+    trim(stored, out, kind, range(4096))
     nested = settings(stored, out, 0)
     texts = []
     for one in (nested, nested.without_draft()):

@@ -18,7 +18,7 @@ from edgespec.files.sampled import sampled_digest
 from edgespec_runtimes.enlarge.gguf.gguf_writer import CHUNK_BYTES, NewModel, pack_pair, read_bytes
 from edgespec_runtimes.enlarge.gguf.ways import nesting_of
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
-from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, KINDS, OUTPUT
+from edgespec_runtimes.gguf.file.layout import BY_TOKEN, EMBEDDINGS, KINDS
 from edgespec_runtimes.gguf.own_draft.nested import (
     ALIGNMENT,
     PAIR,
@@ -49,7 +49,7 @@ class LowerParts:
         self.nestings: Mapping[str, Nesting] = {
             tensor.name: nesting
             for tensor in header.tensors
-            if tensor.name not in (EMBEDDINGS, OUTPUT) and (nesting := self.nesting(tensor))
+            if tensor.name not in BY_TOKEN and (nesting := self.nesting(tensor))
         }
         if not self.nestings:
             raise ModelError(f"{header.path} has no weights that nest: choose another quantisation")

@@ -32,6 +32,7 @@ from edgespec_runtimes.enlarge.gguf.gguf_writer import (
 )
 from edgespec_runtimes.enlarge.gguf.nest import CannotNest, LowerParts, upper_rows
 from edgespec_runtimes.enlarge.gguf.ways import can_be_trimmed, copied_type
+from edgespec_runtimes.gguf.file.architectures import Trait, has
 from edgespec_runtimes.gguf.file.details import ENLARGED_FROM
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, ValueType, read_header
 from edgespec_runtimes.gguf.file.layout import (
@@ -39,7 +40,9 @@ from edgespec_runtimes.gguf.file.layout import (
     MADE_FOR,
     NO_TOKENIZER,
     OUTPUT,
+    PER_LAYER_EMBEDDINGS,
     TensorType,
+    padded,
 )
 from edgespec_runtimes.gguf.file.validation import validate
 from edgespec_runtimes.gguf.llama import ggml, loading
@@ -71,28 +74,16 @@ def trim(
     progress: Progress | None = None,
 ) -> None:
     """Write `out`, the trimmed copy of `source` in quantisation `kind`, whose head rates
-    `token_ids`, ascending.
+    `token_ids`, ascending; if it is one of NESTED, of the upper parts of its weights, and beside it
+    the lower ones.
 
-    Raises ModelError for a model that cannot be trimmed, EdgespecError when the disk is too small
-    or fails.
+    Raises ModelError for a model that cannot be trimmed or has no such parts, EdgespecError when
+    the disk is too small or fails.
     """
     check_trimmable(source)
-    if kind in NESTED:
-        nest(source, out, kind, token_ids, progress)
-    else:
+    if kind not in NESTED:
         write_trimmed(source, out, token_ids, progress, kind=kind)
-
-
-def nest(
-    source: Path,
-    out: Path,
-    kind: str,
-    token_ids: Sequence[int],
-    progress: Progress | None = None,
-) -> None:
-    """Write `out`, the trimmed copy of `source` of the upper parts of its weights, and beside it
-    the lower ones; `kind` is one of NESTED. Raises ModelError if there are no such parts,
-    EdgespecError for a full disk."""
+        return
     header, whole = read_header(source), set[str]()
     while True:
         try:
@@ -131,9 +122,10 @@ def write_trimmed(
     described: list[Description] = [(EMBEDDINGS, head_type, (head.shape[0], len(token_ids)))]
     contents: list[Iterable[bytes]] = [head_rows()]
     for tensor in header.tensors:
-        if tensor.name == _OUTPUT_BIAS:
-            described.append((tensor.name, tensor.type, (len(token_ids),)))
-            contents.append(_rows(header, replace(tensor, shape=(1, *tensor.shape)), token_ids))
+        if tensor.name in (_OUTPUT_BIAS, PER_LAYER_EMBEDDINGS):
+            described.append((tensor.name, tensor.type, (*tensor.shape[:-1], len(token_ids))))
+            by_token = replace(tensor, shape=(1, *tensor.shape)[-2:])
+            contents.append(_rows(header, by_token, token_ids))
         elif parts and (nesting := parts.nestings.get(tensor.name)):
             described.append((tensor.name, nesting.upper, tensor.shape))
             contents.append(parts.split(header, tensor))
@@ -142,13 +134,18 @@ def write_trimmed(
             contents.append(_copied(header, tensor, kind))
     pairs = [*_pairs(header, table, table_type, token_ids), *(parts.pairs if parts else ())]
     beside_bytes = parts.model.size_bytes if parts else 0
-    table_bytes = table_type.nbytes(math.prod(table.shape))
-    model = NewModel(pairs, described, header.alignment, table_bytes, beside_bytes)
-    if not _can_be_opened(model, out):  # some graphs have an output of their own
+    names = header.tensors_by_name
+    tables = [names[one] for one in (EMBEDDINGS, PER_LAYER_EMBEDDINGS) if one in names]
+    sizes = (copied_type(one, kind).nbytes(math.prod(one.shape)) for one in tables)
+    tail_bytes = sum(padded(nbytes, header.alignment) for nbytes in sizes)
+    model = NewModel(pairs, described, header.alignment, tail_bytes, beside_bytes)
+    # some graphs have an output of their own, and others look up more than embeddings
+    if has(header, Trait.ADDS_TO_TOKENS) or not _can_be_opened(model, out):
         described.insert(1, (OUTPUT, *described[0][1:]))
         contents.insert(1, head_rows())
         model = replace(model, tensors=described)
-    model.write(out, [*contents, _copied(header, table, kind)], "writing the draft", progress)
+    contents += [_copied(header, one, kind) for one in tables]
+    model.write(out, contents, "writing the draft", progress)
 
 
 def _copied(header: GgufFile, tensor: TensorEntry, kind: str) -> Iterator[bytes]:

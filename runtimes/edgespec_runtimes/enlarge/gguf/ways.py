@@ -12,6 +12,7 @@ from edgespec.values import NESTED, DraftSizes
 from edgespec_runtimes.gguf.file.architectures import Trait, has
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.file.layout import (
+    BY_TOKEN,
     EMBEDDINGS,
     KINDS,
     NONE,
@@ -41,14 +42,14 @@ _MAX_HEAD = 64 << 10
 
 
 def can_be_trimmed(header: GgufFile) -> bool:
-    """True if a trimmed copy of the model can be made: its graph takes embeddings in place of
-    tokens, and looks up nothing else by a token."""
+    """True if a trimmed copy of the model can be made: its graph takes rows of tables, which a pass
+    fills, in place of tokens."""
     names = header.tensors_by_name
     return (
         not has(header, Trait.NEEDS_TOKENS)
         and header.embedding_length % 32 == 0
         and EMBEDDINGS in names
-        and PER_LAYER_EMBEDDINGS not in names
+        and (PER_LAYER_EMBEDDINGS not in names or has(header, Trait.ADDS_TO_TOKENS))
         and not is_trimmed(header)
     )
 
@@ -96,7 +97,7 @@ def draft_sizes(header: GgufFile) -> list[DraftSizes]:
 def _sizes(header: GgufFile, kind: str) -> DraftSizes:
     n_bytes = n_lower = n_unread = n_weights = 0
     for entry in header.tensors:
-        if entry.name not in (EMBEDDINGS, OUTPUT):
+        if entry.name not in BY_TOKEN:
             nesting, n = nesting_of(entry, kind), math.prod(entry.shape)
             n_weights += n
             lower_bytes = n // UNIT * nesting.lower_bytes if nesting else 0

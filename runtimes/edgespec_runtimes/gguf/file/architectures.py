@@ -23,8 +23,9 @@ class Trait(Flag):
     LINEAR = auto()
     """Layers of linear attention have queries, but no KV heads (Kimi Delta Attention, arXiv
     2510.26692)."""
-    SCALED = auto()
-    """The embeddings of tokens are scaled, but not embeddings that it is given."""
+    ADDS_TO_TOKENS = auto()
+    """Scales the embeddings of tokens, or looks up more by a token, but not where it is given
+    embeddings."""
     NEEDS_TOKENS = auto()
     """Computes otherwise, or ends the process, where it is given embeddings in place of tokens."""
     SHOWS_INPUTS = auto()
@@ -109,9 +110,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "llama": Architecture(Trait.PLAIN | Trait.SHOWS_INPUTS | Trait.ENLARGEABLE),
     **_alike("qwen3 qwen3moe", Trait.PLAIN | Trait.SHOWS_INPUTS),
-    "gemma3": Architecture(Trait.PLAIN | Trait.SCALED),
-    "gemma3n": Architecture(Trait.SCALED),
-    "gemma4": Architecture(Trait.SCALED | Trait.SHOWS_INPUTS),
+    "gemma3": Architecture(Trait.PLAIN | Trait.ADDS_TO_TOKENS),
+    "gemma3n": Architecture(Trait.ADDS_TO_TOKENS),
+    "gemma4": Architecture(Trait.ADDS_TO_TOKENS | Trait.SHOWS_INPUTS),
     **_alike(
         "gpt-oss hunyuan-dense hunyuan_vl mimo2 minimax-01 minimax-m2 muse-glimmer nanbeige",
         Trait.SHOWS_INPUTS,

@@ -12,6 +12,8 @@ EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
 """Names of the matrices outside the layers; a model without OUTPUT multiplies with EMBEDDINGS."""
 PER_LAYER_EMBEDDINGS = "per_layer_token_embd.weight"
 """Name of the table of what layers add for a token, by its id."""
+BY_TOKEN = (EMBEDDINGS, OUTPUT, PER_LAYER_EMBEDDINGS)
+"""Names of the matrices with a row for each token."""
 MADE_FOR, NO_TOKENIZER = "edgespec.draft.vocabulary", "none"
 """Metadata key of drafts without a tokenizer, and the tokenizer that they name."""
 DEFAULT_ALIGNMENT = 32

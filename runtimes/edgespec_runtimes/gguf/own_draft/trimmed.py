@@ -1,15 +1,15 @@
-"""Trimmed copies on llama.cpp: drafts that get embeddings of tokens and rate some of the tokens.
+"""Trimmed copies on llama.cpp: drafts that get rows of tables, and rate some of the tokens.
 
 The file has the target's layers and an output head for some of its tokens, under the name of the
-embeddings, and also of the output where the architecture asks for one. Embeddings of all tokens
-follow the tensors, where llama.cpp does not look, and are read by rows, so that it holds only the
-layers and the head. There is no tokenizer: token ids are the target's. Of its matrices, those that
-the target pins are the target's own, and only the rest is copied.
+embeddings, and also of the output where the architecture asks for one or adds to the embeddings of
+tokens. Tables of all tokens (embeddings, and those of layers) follow the tensors, where llama.cpp
+does not look, and are read by rows, so that it holds only the layers and the head. There is no
+tokenizer: token ids are the target's. Of its matrices, those that the target pins are the target's
+own, and only the rest is copied.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -30,7 +30,13 @@ from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context.rows import Rows
 from edgespec_runtimes.gguf.file.architectures import Trait, has
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, ValueType
-from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT, TENSOR_TYPES, padded
+from edgespec_runtimes.gguf.file.layout import (
+    EMBEDDINGS,
+    OUTPUT,
+    PER_LAYER_EMBEDDINGS,
+    TENSOR_TYPES,
+    padded,
+)
 from edgespec_runtimes.gguf.kernels.packer import Packer
 from edgespec_runtimes.gguf.llama import abi, ggml
 from edgespec_runtimes.gguf.model import GgufModel, Opening
@@ -54,18 +60,19 @@ TABLE_TYPE, TABLE_ROWS = "edgespec.draft.embeddings.type", "edgespec.draft.embed
 
 @dataclass(frozen=True, slots=True)
 class TrimmedShape:
-    """The tokens of a trimmed copy's head, and its table of embeddings."""
+    """The tokens of a trimmed copy's head, and its tables of embeddings."""
 
     token_ids: np.ndarray
     """Token of the target for each row of the head, int32, ascending."""
-    table: TensorEntry
-    scale: float
-    """Factor of the table's rows."""
+    tables: Sequence[TensorEntry]
+    """Embeddings of all tokens, and what layers add for each."""
+    takes_tokens: bool
+    """True if the graph looks up tokens itself, which are then rows of the pass."""
 
     @property
     def n_vocab(self) -> int:
         """Number of tokens that have embeddings."""
-        return self.table.shape[1]
+        return self.tables[0].shape[1]
 
 
 def is_trimmed(header: GgufFile) -> bool:
@@ -88,17 +95,22 @@ def trimmed_shape(header: GgufFile) -> TrimmedShape:
     if not isinstance(tokens, GgufArray) or tokens.kind is not ValueType.INT32:
         raise _damaged(header, f"{TOKEN_IDS} is not an array of int32")
     ids = np.array(tokens.values(), np.int32)
-    if not heads or any(head.shape != (n_embd, len(ids)) for head in heads):
+    takes_tokens = has(header, Trait.ADDS_TO_TOKENS)
+    if len(heads) < 1 + takes_tokens or any(head.shape != (n_embd, len(ids)) for head in heads):
         raise _damaged(header, f"its head has no row for each of {len(ids)} tokens")
     if not (ids[0] >= 0 and ids[-1] < n_rows and (np.diff(ids) > 0).all()):
         raise _damaged(header, f"the tokens of its head are not {len(ids)} of {n_rows}, ascending")
     last = max(tensor.offset + tensor.nbytes for tensor in header.tensors)
-    offset, nbytes = padded(last, header.alignment), kind.nbytes(n_embd * n_rows)
-    if len(header.paths) > 1 or header.path.stat().st_size < offset + nbytes:
+    tables, described = list[TensorEntry](), [(n_embd, kind)]
+    if per_layer := header.tensors_by_name.get(PER_LAYER_EMBEDDINGS):
+        described.append((per_layer.shape[0], per_layer.type))
+    for width, type_ in described:
+        offset, nbytes = padded(last, header.alignment), type_.nbytes(width * n_rows)
+        tables.append(TensorEntry("embeddings", (width, n_rows), type_, 0, offset, nbytes))
+        last = offset + nbytes
+    if len(header.paths) > 1 or header.path.stat().st_size < last:
         raise _damaged(header, "its embeddings are cut short")
-    table = TensorEntry("embeddings", (n_embd, n_rows), kind, 0, offset, nbytes)
-    scale = math.sqrt(n_embd) if has(header, Trait.SCALED) else 1.0
-    return TrimmedShape(ids, table, scale)
+    return TrimmedShape(ids, tables, takes_tokens)
 
 
 def _damaged(header: GgufFile, what: str) -> ModelError:
@@ -121,13 +133,15 @@ class PreparedTrimmed(PreparedGguf):
 
     def needs(self) -> ModelNeeds:
         needs = super().needs()
-        table, n_rows = self._trimmed.table, self.contexts[0][0].largest_batch
-        nbytes = row_tables.bytes_for(table, n_rows) + 4 * table.shape[0] * n_rows  # and the batch
+        tables, n_rows = self._trimmed.tables, self.contexts[0][0].largest_batch
+        nbytes = sum(row_tables.bytes_for(one, n_rows) for one in tables)
+        nbytes += sum(4 * one.shape[0] * n_rows for one in tables)  # as the graph takes them
         row = MemoryRow(self.request.owner, "embedding rows", nbytes)
         needs = replace(needs, fixed=(*needs.fixed, row))
-        if not self._copies or needs.resident is None:
+        elsewhere = self._copies.keys() | self._unread
+        if not elsewhere or needs.resident is None:
             return needs
-        others = [tensor for tensor in self._header.tensors if tensor.name not in self._copies]
+        others = [tensor for tensor in self._header.tensors if tensor.name not in elsewhere]
         nbytes = segment_of(others).slot_bytes
         resident = (MemoryRow(self.request.owner, "weights", nbytes), *needs.resident[1:])
         return replace(needs, resident=resident, copies=self._copies)
@@ -141,10 +155,14 @@ class PreparedTrimmed(PreparedGguf):
     def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
         names = (plan.segments[i].weights for i in plan.shared) if plan else ()
         shared = self._copies.keys() & chain.from_iterable(names)
-        if plan is None or not (shared or (self._nested and plan.paged)):
+        is_nested = self._nested and plan and plan.paged
+        if not (shared or is_nested or self._unread):
             return super().load(plan, progress)
-        shape, _ = self.contexts[plan.batches.get(self.request.owner, 0)]
-        weights = SharedWeights(self._header, self._mapped.traced, shared, self._nested)
+        shape, _ = self.contexts[
+            plan.batches.get(self.request.owner, 0) if plan else self.unplanned
+        ]
+        traced = [one for one in self._mapped.traced if one.entry.name not in self._unread]
+        weights = SharedWeights(self._header, traced, shared, self._nested)
         with ExitStack() as on_failure:
             model = self._mapped.take_model()
             on_failure.callback(model.close)
@@ -162,37 +180,52 @@ class PreparedTrimmed(PreparedGguf):
         """Bytes by name of copies that are not needed of what the target pins."""
         return copy_sizes(self._header, self._target.lent) if self._target else {}
 
+    @property
+    def _unread(self) -> frozenset[str]:
+        """Tables that the graph looks up: it is given the rows of each pass instead."""
+        is_here = self._trimmed.takes_tokens and self.gpu_memory is None
+        return frozenset(_LOOKED_UP if is_here else ())
+
     def _new_model(self, opening: Opening) -> GgufModel:
-        table = self._trimmed.table
-        rows = RowTable(table, self._header.path, opening.shape.largest_batch)
-        try:
-            return TrimmedModel(replace(opening, n_embedded=table.shape[0]), self._trimmed, rows)
-        except BaseException:
-            rows.close()
-            raise
+        shape, path, n_rows = self._trimmed, self._header.path, opening.shape.largest_batch
+        n_embedded = 0 if shape.takes_tokens else shape.tables[0].shape[0]
+        with ExitStack() as on_failure:
+            tables = [RowTable(one, path, n_rows) for one in shape.tables]
+            for table in tables:
+                on_failure.callback(table.close)
+            model = TrimmedModel(replace(opening, n_embedded=n_embedded), shape, tables)
+            on_failure.pop_all()
+            return model
 
 
 class TrimmedModel(GgufModel):
-    """A loaded trimmed copy, with the embeddings of tokens of recent passes in memory."""
+    """A loaded trimmed copy, with table rows of the tokens of recent passes in memory."""
 
     shared: SharedWeights | None = None
     """Its weights, which it closes, if it shares its target's."""
     _target: LanguageModel
     """The model whose keys and values it may take over."""
 
-    def __init__(self, opening: Opening, shape: TrimmedShape, rows: RowTable) -> None:
-        """Takes ownership of `rows`, which has embeddings."""
+    def __init__(self, opening: Opening, shape: TrimmedShape, tables: Sequence[RowTable]) -> None:
+        """Takes ownership of `tables`, those of the shape."""
         super().__init__(opening)
-        self.token_ids = shape.token_ids
-        self._table, self._scale = rows, np.float32(shape.scale)
-        self._row_bytes = shape.table.nbytes // shape.n_vocab
-        self._convert = ggml.to_float(shape.table.type.code)
+        self.token_ids, self._takes_tokens = shape.token_ids, shape.takes_tokens
+        self._tables = tables
+        self._convert = [ggml.to_float(one.type.code) for one in shape.tables]
+        self._values = [self._batch.embeddings]
+        """Rows of the tables in a pass: float32 [n_rows, n_values] each."""
+        if shape.takes_tokens:
+            n_rows, tensors = opening.shape.largest_batch, dict(opening.model.tensors())
+            self._values = [np.zeros((n_rows, one.shape[0]), np.float32) for one in shape.tables]
+            for name, values in zip(_LOOKED_UP, self._values, strict=False):
+                tensor, row_bytes = abi.GgmlTensor.from_address(tensors[name]), values[0].nbytes
+                tensor.type, tensor.data = ggml.F32, values.ctypes.data
+                tensor.nb[:] = values.itemsize, row_bytes, *[row_bytes * tensor.ne[1]] * 2
 
     def borrow_from(self, target: LanguageModel) -> None:
         self._target, n = target, self.info.block_tokens
         self.info = replace(self.info, takes_prefix=0 < n == target.info.block_tokens)
-        if self.shared is not None:
-            assert isinstance(target, GgufModel)
+        if self.shared is not None and isinstance(target, GgufModel):
             self.shared.borrow(target.paged_tensors)
 
     def take_prefix(self, n_tokens: int, slot: int) -> None:
@@ -207,20 +240,21 @@ class TrimmedModel(GgufModel):
             begin += n
 
     def _compute(self, rows: Rows, with_logits: Collection[int]) -> int:
-        out = self._batch.embeddings[: len(rows.tokens)]
-        self._table.fetch(rows.tokens)
-        for token, row in zip(rows.tokens, out, strict=True):
-            address = self._table.address + token * self._row_bytes
-            self._convert(address, row.ctypes.data, row.size)
-        if self._scale != 1.0:
-            out *= self._scale
+        for table, convert, values in zip(self._tables, self._convert, self._values, strict=True):
+            table.fetch(rows.tokens)
+            for token, row in zip(rows.tokens, values, strict=False):
+                convert(table.address_of(token), row.ctypes.data, row.size)
+        if self._takes_tokens:
+            rows = replace(rows, tokens=[*range(len(rows))])
         return super()._compute(rows, with_logits)
 
     def _release(self) -> None:
         shared = (self.shared.close,) if self.shared else ()
-        close_all(super()._release, self._table.close, *shared)
+        close_all(super()._release, *(table.close for table in self._tables), *shared)
 
 
+_LOOKED_UP = (EMBEDDINGS, PER_LAYER_EMBEDDINGS)
+"""Names of the tables of a trimmed copy, in their order."""
 _WHERE_VALUES_ARE = ("type", "buffer", "nb", "data", "extra")
 """Fields of a ggml_tensor that say where its values are, and how they are stored."""
 

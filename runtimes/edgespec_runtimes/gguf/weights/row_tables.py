@@ -53,6 +53,9 @@ class RowTable:
     def address(self) -> int:
         return self._memory.address
 
+    def address_of(self, row: int) -> int:
+        return self.address + row * self._row_bytes
+
     def fetch(self, rows: Iterable[int]) -> None:
         """Make `rows` readable. Raises WeightReadError."""
         wanted = set(rows)
