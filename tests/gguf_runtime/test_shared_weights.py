@@ -14,10 +14,11 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.models.enlarging import enlarge
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings, SamplingParams
-from edgespec_runtimes.enlarge.gguf.trim import trim
+from edgespec_runtimes.enlarge.gguf.trim import write_trimmed
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.own_draft.trimmed import copy_sizes
 from port_calls import logits_of_a_tree
+from reference import quantise
 
 PROMPT = "def read(path):\n    with open(path) as file:\n"
 TARGET_BYTES = 18 << 20
@@ -35,7 +36,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def coarse(target: Path) -> Path:
     """A draft with coarse copies of the target's layers and a head for all of its tokens."""
     out = target.with_name("draft.gguf")
-    trim(target, out, "Q4_0", range(4096))
+    quantised = target.with_name("coarse.gguf")
+    quantise(target, quantised, "Q4_0")
+    write_trimmed(quantised, out, range(4096))
     return out
 
 
