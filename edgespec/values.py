@@ -428,6 +428,8 @@ class GenerationResult:
     """Sentences for the user, for example why a draft could not be used."""
     reused_tokens: int = 0
     """Prompt tokens that were already in the KV cache."""
+    unread_tokens: int = 0
+    """Prompt tokens that were not read, if the text was cancelled before."""
     stopped_by: str | None = None
     """The stop string that ended the text."""
 

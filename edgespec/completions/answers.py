@@ -46,7 +46,8 @@ def timings(result: GenerationResult) -> Answer:
     found: Answer = {"cache_n": result.reused_tokens}
     if drafted := result.speculation.drafted:
         found |= {"draft_n": drafted, "draft_n_accepted": result.speculation.accepted}
-    n_read, spent = len(result.prompt_tokens) - result.reused_tokens, result.timings
+    n_known, spent = result.reused_tokens + result.unread_tokens, result.timings
+    n_read = len(result.prompt_tokens) - n_known
     for name, n, seconds, per_s in (
         ("prompt", n_read, spent.prompt_s, n_read / spent.prompt_s if spent.prompt_s else 0.0),
         ("predicted", len(result.tokens), spent.decode_s, spent.tokens_per_s),

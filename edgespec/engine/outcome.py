@@ -57,6 +57,8 @@ class Tally:
 
     prompt_s: float = 0.0
     reused_tokens: int = 0
+    read_tokens: int = 0
+    """Prompt tokens that passes have read."""
     again_s: float = 0.0
     """Seconds of computing again what was set back."""
     rounds: list[RoundStats] = field(default_factory=list)

@@ -10,6 +10,7 @@ import numpy as np
 
 from edgespec.engine.slot import is_tiled
 from edgespec.engine.text import Text, ending
+from edgespec.errors import Cancelled
 from edgespec.pool import line
 from edgespec.ports import PassPart
 from edgespec.tracing.spans import Track
@@ -44,8 +45,11 @@ def next_parts(engine: Engine, texts: Sequence[Text]) -> tuple[list[PassPart], i
         with ending([text]):
             part, is_alone = text.next_reads(engine.pool, left, len(texts) > 1)
             if is_alone:
-                progress = text.progress_of(part.n_rows)
-                [logits] = text.slot.target.evaluate([part], progress)
+                try:
+                    [logits] = text.slot.target.evaluate([part], text.progress_of(part.n_rows))
+                except Cancelled:
+                    take_whole_passes(engine, text, part)
+                    raise
                 take(engine, text, part, logits)
                 if engine.sources:
                     n_context = None if len(texts) > 1 else len(text.slot.committed)
@@ -77,10 +81,24 @@ def take(engine: Engine, text: Text, part: PassPart, logits: np.ndarray) -> None
         text.events.append(text.transcript.take(token, "target", n_rounds, logprobs))
         engine.pool.plant(slot.number, token)
     now_s = engine.clock()
+    tally.read_tokens += part.n_rows
     text.charge(now_s - text.begun_s, gave_token=is_end)
     engine.trace.add(Track.ENGINE, "prompt", text.begun_s, now_s, tokens=part.n_rows)
     text.begun_s = now_s
     text.tell(len(text.reading) if is_end else len(slot.committed))
+
+
+def take_whole_passes(engine: Engine, text: Text, part: PassPart) -> None:
+    """Keep what was read of a part of a prompt before its pass was cancelled.
+
+    Its rest is then cut into the passes that follow in all of it, unless it is so short that rows
+    round as nodes do.
+    """
+    slot, info = text.slot, text.slot.target.info
+    n_read = max(0, slot.target.committed_of(slot.number) - len(slot.committed))
+    if not info.prompts_give_logits and text.n_left - n_read <= info.max_rows:
+        n_read = 0
+    take(engine, text, part._replace(nodes=(), reads=part.reads[:n_read]), np.empty(0))
 
 
 def time_sizes(engine: Engine, text: Text) -> None:

@@ -303,6 +303,7 @@ class Text:
 
         `load_s` is the time of loading the models.
         """
+        n_known = self.tally.reused_tokens + self.tally.read_tokens
         return GenerationResult(
             text=self.transcript.text,
             prompt_tokens=self.prompt,
@@ -314,6 +315,7 @@ class Text:
             paging=self.paging or PagingStats(),
             notes=tuple(self.tally.notes.values()),
             reused_tokens=self.tally.reused_tokens,
+            unread_tokens=0 if self.transcript.tokens else max(0, len(self.prompt) - n_known),
         )
 
 

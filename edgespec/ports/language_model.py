@@ -152,7 +152,7 @@ class LanguageModel(ModelPort):
     root is at `committed_of(slot)`, a node `depth` further. Nodes are identified by
     `pool.key[node]`, which stays when the pool is packed. The logits of a slot do not depend on
     other slots, and a call changes only those that it names. A method that raises leaves their
-    committed prefixes unchanged and no provisional nodes.
+    committed prefixes unchanged, but for passes over a prompt, and no provisional nodes.
     """
 
     last_report: PassReport
@@ -176,8 +176,8 @@ class LanguageModel(ModelPort):
 
         A single part without nodes is a prompt of any length: it takes passes of up to
         `info.prompt_batch` tokens, which call `progress`. So is a single part whose only node is
-        the root, the prompt's last token, if `info.prompts_give_logits`. Raises UsageError past the
-        context's end.
+        the root, the prompt's last token, if `info.prompts_give_logits`. If one of them raises,
+        those before it stay committed. Raises UsageError past the context's end.
         """
 
     @abstractmethod

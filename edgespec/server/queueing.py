@@ -145,7 +145,7 @@ class Queue:
 
 
 _TOTALS: dict[str, Callable[[GenerationResult], float]] = {
-    "prompt_tokens_total": lambda result: len(result.prompt_tokens),
+    "prompt_tokens_total": lambda result: len(result.prompt_tokens) - result.unread_tokens,
     "reused_tokens_total": lambda result: result.reused_tokens,
     "generated_tokens_total": lambda result: len(result.tokens),
     "accepted_tokens_total": lambda result: result.speculation.accepted,

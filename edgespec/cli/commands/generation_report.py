@@ -98,8 +98,9 @@ def memory_report(plan: MemoryPlan, peak_bytes: int) -> Report:
 
 
 def _kept(result: GenerationResult) -> str:
-    """Phrase about reused prompt tokens: `, 440 of them kept from before`."""
-    return f", {result.reused_tokens} of them kept from before" if result.reused_tokens else ""
+    """Phrase about tokens of a prompt that no pass has read: `, 440 of them kept from before`."""
+    counts = {"kept from before": result.reused_tokens, "not read": result.unread_tokens}
+    return "".join(f", {n} of them {what}" for what, n in counts.items() if n)
 
 
 def _guess_lines(guesses: SpeculationStats, has_draft: bool) -> list[str]:

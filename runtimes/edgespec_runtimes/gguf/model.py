@@ -216,7 +216,7 @@ class GgufModel(KeptTexts):
             rows = Rows(chunk, [*positions], [[branches.home]] * size)
             n_read = size - (pool is not None and begin + size == len(tokens))
             self._kernels.prepare(size, texts.top + size, in_tiles)
-            self._decode(rows, range(n_read, size), {slot: start}, report)
+            self._decode(rows, range(n_read, size), {slot: branches.n_committed}, report)
             if is_part:
                 branches.read(n_read)
             else:

@@ -73,7 +73,7 @@ class OnnxModel(RunningModel):
         start, cache, n_nodes = self.committed_of(slot), self._caches[slot], len(part.nodes)
         self._check_room(start + part.n_rows)
         logits = np.empty((0, self.info.n_vocab), np.float32)
-        with self._computing(part.n_rows, {slot: start}):
+        with self._computing(part.n_rows, committed := {slot: start}):
             cache.truncate(start)
             prompt = self._prompt_batches(tokens, self._tokens_per_pass, progress)
             for begin, chunk, report in prompt:
@@ -84,6 +84,7 @@ class OnnxModel(RunningModel):
                     batches += self._batches(part._replace(reads=()))
                 mine = [batch.of(slot) for batch in batches]
                 logits = self._pass(mine, n_nodes * is_last, report)
+                committed[slot] = cache.n_committed
         return logits
 
     def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
