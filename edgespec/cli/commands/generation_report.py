@@ -24,7 +24,6 @@ def generation_report(
 ) -> Report:
     """Report of a generation, with `more` rows."""
     timings, guesses = result.timings, result.speculation
-    n_prompt = len(result.prompt_tokens)
     # notes of the plan were told when the model was loaded
     told = [f"note: {note}" for note in result.notes]
     return Report(
@@ -39,7 +38,7 @@ def generation_report(
         Row(
             "prompt_tokens",
             result.prompt_tokens,
-            f"prompt: {n_prompt} tokens in {timings.prompt_s:.2f} s{_kept(result)}; "
+            f"prompt: {len(result.prompt_tokens)} tokens in {timings.prompt_s:.2f} s{_kept(result)}; "
             f"loading: {load_report['total']:.2f} s",
         ),
         Row(

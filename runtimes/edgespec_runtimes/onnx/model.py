@@ -75,8 +75,7 @@ class OnnxModel(RunningModel):
         logits = np.empty((0, self.info.n_vocab), np.float32)
         with self._computing(part.n_rows, committed := {slot: start}):
             cache.truncate(start)
-            prompt = self._prompt_batches(tokens, self._tokens_per_pass, progress)
-            for begin, chunk, report in prompt:
+            for begin, chunk, report in self._prompt_batches(tokens, self._tokens_per_pass, progress):
                 batches = [*self._batcher.prompt(chunk, cache.n_committed)]
                 cache.extend(len(chunk))
                 is_last = begin + len(chunk) == len(tokens)
