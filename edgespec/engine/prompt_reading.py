@@ -89,16 +89,12 @@ def take(engine: Engine, text: Text, part: PassPart, logits: np.ndarray) -> None
 
 
 def take_whole_passes(engine: Engine, text: Text, part: PassPart) -> None:
-    """Keep what was read of a part of a prompt before its pass was cancelled.
-
-    Its rest is then cut into the passes that follow in all of it, unless it is so short that rows
-    round as nodes do.
-    """
+    """Keep the passes over a part of a prompt that were made before one was cancelled: the rest is
+    cut into the same ones again, unless it is so short that its rows round as nodes do."""
     slot, info = text.slot, text.slot.target.info
     n_read = max(0, slot.target.committed_of(slot.number) - len(slot.committed))
-    if not info.prompts_give_logits and text.n_left - n_read <= info.max_rows:
-        n_read = 0
-    take(engine, text, part._replace(nodes=(), reads=part.reads[:n_read]), np.empty(0))
+    is_exact = info.prompts_give_logits or text.n_left - n_read > info.max_rows
+    take(engine, text, part._replace(nodes=(), reads=part.reads[: n_read * is_exact]), np.empty(0))
 
 
 def time_sizes(engine: Engine, text: Text) -> None:

@@ -38,8 +38,8 @@ def generation_report(
         Row(
             "prompt_tokens",
             result.prompt_tokens,
-            f"prompt: {len(result.prompt_tokens)} tokens in {timings.prompt_s:.2f} s{_kept(result)}; "
-            f"loading: {load_report['total']:.2f} s",
+            f"prompt: {len(result.prompt_tokens)} tokens in {timings.prompt_s:.2f} s"
+            f"{_kept(result)}; loading: {load_report['total']:.2f} s",
         ),
         Row(
             "speculation",

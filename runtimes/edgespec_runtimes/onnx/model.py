@@ -75,8 +75,9 @@ class OnnxModel(RunningModel):
         logits = np.empty((0, self.info.n_vocab), np.float32)
         with self._computing(part.n_rows, committed := {slot: start}):
             cache.truncate(start)
-            for begin, chunk, report in self._prompt_batches(tokens, self._tokens_per_pass, progress):
-                batches = [*self._batcher.prompt(chunk, cache.n_committed)]
+            prompt = self._prompt_batches(tokens, self._tokens_per_pass, progress)
+            for begin, chunk, report in prompt:
+                batches = [*self._batcher.prompt(chunk, committed[slot])]
                 cache.extend(len(chunk))
                 is_last = begin + len(chunk) == len(tokens)
                 if n_nodes and is_last:
