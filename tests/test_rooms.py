@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 1238,
     "chat": 1399,
     "cli": 4497,
-    "completions": 3693,
+    "completions": 3732,
     "concurrency": 481,
     "diagnosis": 482,
     "engine": 3973,

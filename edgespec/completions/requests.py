@@ -95,6 +95,20 @@ class NamedTool(RequestPart):
     function: NamedFunction
 
 
+class AllowedTools(RequestPart):
+    """The functions that may be called, or one of which must be."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1)]
+
+
+class ToolsChoice(RequestPart):
+    """Some of the tools, as `tool_choice` of a chat names them."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class SamplingRequest(ParsedRequest):
     """Fields of requests in OpenAI's protocols that sample a text; None means the default."""
 
@@ -201,7 +215,7 @@ class ChatRequest(CommonRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     tools: Annotated[list[dict[str, Any]], AfterValidator(_named_tools)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | ToolsChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     """Passed to the chat template as a variable."""
@@ -228,7 +242,10 @@ class ChatRequest(CommonRequest):
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
-        return None if self.tool_choice == "none" else self.tools
+        choice = self.tool_choice
+        if isinstance(choice, ToolsChoice) and choice.allowed_tools.mode == "auto":
+            return self._named(choice)
+        return None if choice == "none" else self.tools
 
     @property
     def required_tools(self) -> list[dict[str, Any]] | None:
@@ -236,16 +253,24 @@ class ChatRequest(CommonRequest):
         choice = self.tool_choice
         if choice is None or choice in ("none", "auto"):
             return None
+        if isinstance(choice, ToolsChoice) and choice.allowed_tools.mode == "auto":
+            return None
+        return self._named(choice)
+
+    def _named(self, choice: str | NamedTool | ToolsChoice) -> list[dict[str, Any]]:
+        """The tools that a choice names, or all. Raises RequestError."""
         tools = {tool["function"]["name"]: tool for tool in self.tools or ()}
         if not tools:
             raise RequestError("tool_choice asks for a call, but tools is empty", "tool_choice")
-        if not isinstance(choice, NamedTool):
+        if isinstance(choice, str):
             return [*tools.values()]
-        if (name := choice.function.name) not in tools:
+        chosen = choice.allowed_tools.tools if isinstance(choice, ToolsChoice) else [choice]
+        names = [one.function.name for one in chosen]
+        if (name := next((name for name in names if name not in tools), None)) is not None:
             raise RequestError(
                 f"tool_choice names {name!r}; the tools are {', '.join(tools)}", "tool_choice"
             )
-        return [tools[name]]
+        return [tools[name] for name in dict.fromkeys(names)]
 
     @property
     def template_variables(self) -> dict[str, Any]:

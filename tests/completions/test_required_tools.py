@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from edgespec.completions.protocols.response_requests import ResponsesRequest
+from edgespec.completions.requests import ChatRequest
 from edgespec.errors import UsageError
 from edgespec.session.session import Session
 from sentences import refuses
@@ -58,6 +60,36 @@ def test_the_named_one_is_called_by_its_schema(session: Session) -> None:
     arguments = json.loads(call["function"]["arguments"])
     assert set(arguments) == {"a", "b"}
     assert arguments["b"] in {1, 2}
+
+
+@pytest.mark.parametrize("name", ["add", "stop"])
+def test_one_of_the_allowed_ones_is_called(session: Session, name: str) -> None:
+    named = [{"type": "function", "function": {"name": name}}]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": named}}
+    (answer,) = ask(session, tools=[STOP, ADD], tool_choice=choice)["choices"]
+    (call,) = answer["message"]["tool_calls"]
+    assert call["function"]["name"] == name
+
+
+def test_only_the_allowed_ones_are_shown_where_none_need_be_called(session: Session) -> None:
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [STOP]}}
+    request = ChatRequest.parse({"messages": [], "tools": [STOP, ADD], "tool_choice": choice})
+    assert request.offered_tools == [STOP]
+    assert request.required_tools is None
+    choice["allowed_tools"]["tools"] = [{"type": "function", "function": {"name": "other"}}]
+    with pytest.raises(UsageError, match="other"):
+        ask(session, tools=[STOP, ADD], tool_choice=choice)
+
+
+def test_responses_name_the_allowed_ones(session: Session) -> None:
+    named = {"type": "function", "name": "stop"}
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [named]}
+    tools = [named, {"type": "function", "name": "add"}]
+    asked = {"model": "pair", "input": "Stop", "tools": tools, "tool_choice": choice}
+    request = ResponsesRequest.parse(asked)
+    chat = request.chat_request(request.all_items)
+    assert [tool["function"]["name"] for tool in chat.required_tools or ()] == ["stop"]
+    assert len(chat.offered_tools or ()) == 2
 
 
 def test_a_stream_has_the_call_too(session: Session) -> None:

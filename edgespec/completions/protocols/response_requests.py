@@ -36,6 +36,14 @@ class TextSettings(RequestPart):
     format: TextFormat = TextFormat()
 
 
+class AllowedFunctions(RequestPart):
+    """Some of the tools, as `tool_choice` of Responses names them."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedFunction]
+
+
 class ResponsesRequest(SamplingRequest):
     """A request to `/v1/responses`."""
 
@@ -44,7 +52,9 @@ class ResponsesRequest(SamplingRequest):
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None = (
+        None
+    )
     parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
     text: TextSettings = TextSettings()
@@ -79,7 +89,11 @@ class ResponsesRequest(SamplingRequest):
         tools = [_tool(tool, at) for at, tool in callable_tools(self.tools or (), "function")]
         choice: Any = self.tool_choice
         if isinstance(choice, NamedFunction):
-            choice = {"type": "function", "function": {"name": choice.name}}
+            choice = {"function": {"name": choice.name}}
+        elif isinstance(choice, AllowedFunctions):
+            named = [{"function": {"name": tool.name}} for tool in choice.tools]
+            allowed = {"mode": choice.mode, "tools": named}
+            choice = {"type": "allowed_tools", "allowed_tools": allowed}
         form = self.text.format
         schema = None if form.schema_ is None else {"name": form.name, "schema": form.schema_}
         passed = {*SamplingRequest.model_fields, *_PASSED}
