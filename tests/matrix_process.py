@@ -53,9 +53,7 @@ def sizes(spec: dict[str, Any]) -> dict[str, Any]:
 def embed(load: edgespec.LoadSettings, ask: dict[str, Any]) -> dict[str, Any]:
     with edgespec.load_embedder(load) as embedder:
         texts = [text[: load.ctx_size // 2] for text in ask["prompts"]]
-        vectors = embedder.embed(texts)
-        digests = [_digest([round(value, 6) for value in vector]) for vector in vectors]
-        return _said(load.memory_budget, digests)
+        return _said(load.memory_budget, [*map(_digest, embedder.embed(texts))])
 
 
 def write(

@@ -22,9 +22,12 @@ pytest.importorskip("llama_cpp", reason="the GGUF runtime is not installed")
 from edgespec.grammar.specification import GRAMMAR_BYTES, library_bytes
 from edgespec.models import catalogue
 from edgespec.models.embedded import embedded_pair
+from edgespec.models.enlarging import enlarge
+from edgespec.values import NESTED
+from edgespec_runtimes.enlarge.gguf.trim import trim, write_trimmed
 from embedding_files import write_decoder, write_encoder
 from gguf_files import U32, borrowing, predictable_pair, repeating_pair, tiny_eagle3, tiny_llama
-from zoo_files import write_model
+from zoo_files import write_guessing, write_model
 from zoo_species import Species
 
 PROMPTS = {
@@ -58,7 +61,8 @@ class MatrixCell:
     share: float
     """Place of the budget between the smallest (0) and that of a resident model (1)."""
     guesses: str = "none"
-    """`lookup`, `draft`, `head`, or a draft of the `other runtime`."""
+    """`lookup`, `draft`, `head`, a draft of the `other runtime`, or one made from the
+    target: `trimmed`, `coarse`, `nested`."""
     samplings: tuple[str, ...] = ("greedy", "chat")
     prompts: str = "short"
     extra: str = "nothing"
@@ -142,7 +146,9 @@ class Matrix:
         other = self._folder / f"{model}-other.gguf"
         if model == "gguf":
             other_runtime = pair.draft.parent / "edgespec-draft-onnx-fp16"
-            return {"target": pair.target, "draft": pair.draft, "other runtime": other_runtime}
+            write_trimmed(pair.target, other, range(3000))
+            files = {"target": pair.target, "draft": pair.draft, "trimmed": other}
+            return files | {"other runtime": other_runtime}
         if model == "mixture":
             return {"target": catalogue.find("mixture"), "draft": pair.draft}
         if model == "onnx":
@@ -157,7 +163,14 @@ class Matrix:
             return {"target": path, "draft": write_model(other, Species("llama"))}
         if model in (ENCODER, DECODER):
             write = {ENCODER: write_encoder, DECODER: write_decoder}[model]
-            return {"target": write(path)}
+            return {"target": write(path, feed_forward_length=8192)}
+        if model == "enlarged":
+            enlarge(pair.target, path, 24 << 20)
+            trim(path, nested := path.with_suffix(".nested"), NESTED[0], range(4096))
+            trim(path, other, "Q4_0", range(4096))
+            return {"target": path, "nested": nested, "coarse": other}
+        if model in LAYERS:
+            return {"target": write_guessing(path, LAYERS[model], knows=True), "draft": path}
         return self._write_large(path, other)
 
     def _write_large(self, path: Path, other: Path) -> dict[str, Path]:
@@ -175,13 +188,18 @@ class Matrix:
 
 
 HEADS = {"eagle": predictable_pair, "dflash": repeating_pair}
+LAYERS = {"mtp": "glm4moe", "hybrid mtp": "qwen35"}
+"""Architectures of targets with a layer of their own that guesses."""
 GUESSES = {
-    "gguf": ("draft", "none", "lookup", "other runtime"),
+    "gguf": ("draft", "none", "lookup", "trimmed", "other runtime"),
     "mixture": ("draft", "none", "lookup"),
     "onnx": ("draft", "none", "lookup", "other runtime"),
     "hybrid": ("draft", "none", "lookup"),
     "eagle": ("head",),
     "dflash": ("head",),
+    "enlarged": ("nested", "coarse"),
+    "mtp": ("draft",),
+    "hybrid mtp": ("draft",),
     "large": ("head", "draft"),
 }
 FAST = ("gguf", "draft", 0.0)
@@ -195,6 +213,7 @@ CELLS = [
 ONCE = ("greedy",)
 REQUESTS = [
     MatrixCell("gguf", 0.0, "none", ONCE, "several", "logprobs"),
+    MatrixCell("gguf", 0.0, "trimmed", ONCE, "several"),
     MatrixCell("gguf", 0.0, "draft", ("chat",), "chat", "changes"),
     MatrixCell("gguf", 0.0, "draft", ("nucleus",), "long", "prefixes"),
     MatrixCell("gguf", 0.0, "draft", ("penalties",), "several", "grammar"),
@@ -226,7 +245,6 @@ def test_the_text_is_the_one_without_guesses_in_memory(
 def test_requests_of_any_kind_keep_the_smallest_budget(matrix: Matrix, cell: MatrixCell) -> None:
     said = matrix.said(cell)
     assert said["ratio"] <= 1
-    if cell.guesses != "none":
-        plain = "nothing" if cell.extra != "grammar" else "grammar"
-        alone = matrix.said(replace(cell, share=1.0, guesses="none", extra=plain))
-        assert said["digests"] == alone["digests"]
+    plain = "nothing" if cell.extra != "grammar" else "grammar"
+    alone = matrix.said(replace(cell, share=1.0, guesses="none", extra=plain))
+    assert said["digests"] == alone["digests"]

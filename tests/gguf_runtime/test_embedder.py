@@ -99,21 +99,6 @@ def test_norms_that_llama_cpp_would_die_of_are_refused(tmp_path: Path) -> None:
         assert (np.array(embedder.embed(TEXTS), np.float32) == llama_cpps_own(right)).all()
 
 
-@pytest.mark.slow
-def test_vectors_do_not_depend_on_the_budget(tmp_path: Path) -> None:
-    model = write_encoder(tmp_path / "model.gguf", feed_forward_length=8192)
-    with pytest.raises(BudgetError) as refused:
-        plan_embedder(LoadSettings(model=model, memory_budget=1 << 20))
-    with load_embedder(model) as embedder:
-        assert embedder.plan.streamed_bytes == 0
-        resident = embedder.embed(TEXTS)
-    least = refused.value.smallest_bytes
-    with load_embedder(LoadSettings(model=model, memory_budget=least)) as embedder:
-        assert embedder.plan.streamed_bytes > 0
-        assert embedder.embed(TEXTS) == resident
-        assert embedder.paging.passes == len(TEXTS)
-
-
 def test_a_budget_that_is_too_small_names_the_smallest(model: Path) -> None:
     with pytest.raises(BudgetError) as refused:
         load_embedder(LoadSettings(model=model, memory_budget=1 << 20))

@@ -7,9 +7,7 @@ import ctypes
 import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -35,8 +33,6 @@ from edgespec_runtimes.gguf.llama.bindings import lib, llama_cpp_ext
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
-from engine_cases import AskedEngine as Engine
-from engine_cases import finish
 from features_contract import TOKENS, FeaturesContract, Received
 from head_cases import LINE, PROMPT, head_request
 from one_tree import ROOT, OneTree
@@ -45,23 +41,9 @@ from port_calls import evaluate, prefill
 from sentences import refuses
 from zoo_files import write_apart, write_guessing
 
-N_TOKENS = 16
-
-
 TREE = EngineSettings(lookup=False, fallback="full", draft_max=8, step_aside=False)
 GREEDY = SamplingParams(temperature=0)
 HYBRID, PLAIN = "qwen35", "glm4moe"
-
-
-class OwnTexts(NamedTuple):
-    path: Path
-    knows: bool
-    texts: dict[float, tuple[int, ...]]
-    """Tokens by temperature."""
-
-
-def sampled(temperature: float) -> SamplingParams:
-    return SamplingParams(temperature=temperature, seed=5)
 
 
 @pytest.fixture(scope="module")
@@ -193,39 +175,6 @@ def test_every_branch_of_a_tree_is_llama_cpp_s_own_line(architecture: str, tmp_p
             for place, node in enumerate(tree.path(end), len(PROMPT) - 1):
                 expected, feature = driver.step([int(tree.token[node])], feature, place)
                 assert np.array_equal(logits[node], expected[0]), f"node {node}"
-
-
-@pytest.fixture(
-    scope="module",
-    params=[*product((HYBRID, PLAIN), (False, True))],
-    ids=lambda param: f"{param[0]} {'knows' if param[1] else 'random'}",
-)
-def files(request: pytest.FixtureRequest, folder: Path) -> OwnTexts:
-    """A target, and its texts without guesses."""
-    architecture, knows = request.param
-    path = write_guessing(folder / f"{architecture} {knows}.gguf", architecture, knows)
-    texts = {}
-    for temperature in (0.0, 0.8):
-        prepared = prepare(path)
-        with closing(prepared), closing(prepared.load(None)) as alone, Engine(alone) as engine:
-            text = finish(engine.generate(PROMPT, sampled(temperature), N_TOKENS))
-        texts[temperature] = text.tokens
-    return OwnTexts(path, knows, texts)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_paged", [False, True], ids=["resident", "paged"])
-def test_the_text_is_the_target_s_own(files: OwnTexts, is_paged: bool) -> None:
-    path = files.path
-    with closing(open_target(path, is_paged)) as target, closing(open_layer(path)) as layer:
-        runs = zip(files.texts.items(), (LINE, TREE), strict=True)
-        for (temperature, expected), settings in runs:
-            target.truncate(0)
-            with Engine(target, layer, settings) as engine:
-                text = finish(engine.generate(PROMPT, sampled(temperature), N_TOKENS))
-            assert text.tokens == expected
-            assert not text.notes
-            assert text.speculation.tokens_per_pass > 2 or not files.knows
 
 
 def least_budget(path: Path, monkeypatch: pytest.MonkeyPatch) -> str:

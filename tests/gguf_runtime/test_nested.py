@@ -54,24 +54,6 @@ def settings(target: Path, draft: Path | None, room_bytes: int) -> LoadSettings:
     return wide.model_copy(update={"memory_budget": least + room_bytes})
 
 
-@pytest.mark.parametrize(
-    "room_bytes", [0, *(pytest.param(n << 20, marks=pytest.mark.slow) for n in (6, 14))]
-)
-def test_the_text_is_that_without_a_draft(target: Path, draft: Path, room_bytes: int) -> None:
-    nested = settings(target, draft, room_bytes)
-    texts = []
-    for one in (nested, nested.without_draft()):
-        with session.load(one, RULES) as loaded:
-            for temperature in (0.0, 0.8):
-                sampling = SamplingParams(temperature=temperature, seed=7)
-                result = loaded.generate(PROMPT, sampling, max_tokens=12)
-                texts.append(result.tokens)
-            if one.draft:
-                assert loaded.plan.paged
-                assert loaded.paging.merge_s > 0
-    assert texts[:2] == texts[2:]
-
-
 def tokens(loads: LoadSettings) -> list[int]:
     with session.load(loads, RULES) as loaded:
         return loaded.generate(PROMPT, max_tokens=8).tokens

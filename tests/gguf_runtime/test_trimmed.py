@@ -7,15 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.engine.settings import EngineSettings
 from edgespec.errors import PairError
 from edgespec.models.describe import describe
 from edgespec.models.embedded import embedded_pair
 from edgespec.session import session
-from edgespec.settings.config import LoadSettings, SamplingParams
+from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.enlarge.gguf.trim import write_trimmed
 from port_calls import logits_of_a_tree
-from session_cases import at_once
 
 TARGET = embedded_pair().target
 RATED = [*range(3000), *range(3500, 4000)]
@@ -50,21 +48,6 @@ def test_its_logits_are_those_of_the_whole_model(trimmed: Path) -> None:
     assert (some == whole[:, rated]).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_the_text_is_the_targets(trimmed: Path, temperature: float) -> None:
-    rules = EngineSettings(remember=False, step_aside=False, lookup=False)
-    texts = []
-    for draft in (TARGET, trimmed):
-        settings = LoadSettings(model=TARGET, draft=draft, memory_budget=BUDGET)
-        with session.load(settings, rules) as loaded:
-            sampling = SamplingParams(temperature=temperature, seed=5)
-            result = loaded.generate(PROMPT, sampling, max_tokens=24)
-            assert result.speculation.accepted > 0
-            texts.append(result.tokens)
-    assert texts[0] == texts[1]
-
-
 @pytest.mark.costly
 @pytest.mark.parametrize("what", ["logits (33 nodes)", "weights"])
 def test_it_takes_less_memory_than_the_whole_model(trimmed: Path, what: str) -> None:
@@ -73,15 +56,6 @@ def test_it_takes_less_memory_than_the_whole_model(trimmed: Path, what: str) -> 
         return sum(row.nbytes for row in plan.rows if (row.owner, row.what) == ("draft", what))
 
     assert 0 < planned(trimmed) < planned(TARGET)
-
-
-def test_several_texts_share_it(trimmed: Path) -> None:
-    settings = LoadSettings(model=TARGET, draft=trimmed, memory_budget=BUDGET, n_parallel=2)
-    prompts = [PROMPT, "import os\n"]
-    with session.load(settings, EngineSettings(remember=False)) as loaded:
-        together = [one.tokens for one in at_once(loaded, prompts, max_tokens=8)]
-        alone = [loaded.generate(prompt, max_tokens=8).tokens for prompt in prompts]
-    assert together == alone
 
 
 def test_another_vocabulary_is_refused(trimmed: Path, tmp_path: Path) -> None:
