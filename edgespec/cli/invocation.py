@@ -285,12 +285,12 @@ def _choose_models(
 
 
 def _add_own_draft(settings: dict[str, Any], notes: list[str], find_head: FindHead) -> None:
-    """Use the draft that was made from the model before and paid, the one that comes with it, or
-    the head that stands beside it, if there is one."""
+    """Use the draft that was made from the model and paid, comes with it, or stands beside it."""
     model, budget = settings["model"], settings.get("memory_budget", "auto")
     if not isinstance(model, Path) or not isinstance(budget, int | str):
         return  # reported when settings are made of them
-    draft = _made_before(model, budget) or own_draft(model) or find_head(model, budget)
+    made = _made_before(model, budget, settings.get("read_limit"))
+    draft = made or own_draft(model) or find_head(model, budget)
     if draft is None:
         return
     settings["draft"] = draft
@@ -316,14 +316,14 @@ def own_draft(model: Path) -> Path | None:
     return model if _guesses_itself(model) else None
 
 
-def _made_before(model: Path, memory_budget: int | str) -> Path | None:
-    """The draft that `-md self` made of the model for such a budget."""
+def _made_before(model: Path, *conditions: Any) -> Path | None:
+    """The draft that `-md self` made of the model for such a budget and limit of reads."""
     if not any(cache_folder.folder().glob("*-self-*.gguf")):
         return None
     from edgespec.session import own_draft
 
     try:
-        return own_draft.kept(model, memory_budget)
+        return own_draft.kept(model, *conditions)
     except EdgespecError:
         return None  # reported when it is opened
 

@@ -32,7 +32,7 @@ from edgespec.session import session, strategy
 from edgespec.session.opening import LoadedModels
 from edgespec.session.strategy import Strategy
 from edgespec.settings.config import LoadSettings
-from edgespec.settings.units import format_rate, format_size
+from edgespec.settings.units import format_rate, format_size, parse_rate
 from edgespec.tools import ModelTool, load_tool
 
 PROMPTS = (
@@ -55,6 +55,8 @@ DIGITS = 12
 OTHERWISE = f"name a small model of its family with {setting.draft}, or use {setting.lookup(True)}"
 N_CLASSES = 8
 """Budgets that are equal in eighths of the target's size share a choice."""
+LIKE_DISK = 3.0
+"""Ratio within which the speeds of two disks are about the same, as samples of one differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class OwnDraft:
     tokens_per_s: float = 0.0
     alone_tokens_per_s: float = 0.0
     """Tokens per second without a draft under the same budget."""
+    disk_bytes_per_s: float = 0.0
+    """Speed of the disk then, which decides whether a draft pays."""
     refusal: str = ""
     """Reason why none is kept."""
 
@@ -91,7 +95,8 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
     """
     target, progress = settings.model, progress or (lambda what, share: None)
     digest, name = _key(target, settings.memory_budget)
-    known = _known(digest)
+    disk = _disk(target, settings.read_limit)
+    known = _known(digest, disk)
     mine = known.get(name, OwnDraft())
     if mine.refusal:
         again = f"`edgespec models draft TARGET OUT` measures again, for {setting.draft}"
@@ -116,7 +121,8 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
                 _move(scratch / "draft.gguf", path)
         except NoGain as error:
             if error.is_measured:
-                _keep(digest, known | {name: OwnDraft(refusal=marked(error))})
+                refusal = OwnDraft(refusal=marked(error), disk_bytes_per_s=disk)
+                _keep(digest, known | {name: refusal})
             raise
         _keep(digest, known | {name: made})
         with suppress(BudgetError):  # making has left this process larger than it was
@@ -128,11 +134,13 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
     )
 
 
-def kept(target: Path, memory_budget: int | str) -> Path | None:
-    """The draft that `obtain` made of the target for such a budget before, if it is still there."""
-    digest, name = _key(target, memory_budget)
+def kept(target: Path, budget: int | str, read_limit: int | str | None = None) -> Path | None:
+    """The draft that `obtain` made of the target for such a budget and disk before, if it is still
+    there."""
+    digest, name = _key(target, budget)
     path = _cache_path(target, _known(digest).get(name, OwnDraft()).kind, digest)
-    return path if path.exists() else None
+    limit = None if read_limit is None else parse_rate(read_limit)
+    return path if path.exists() and name in _known(digest, _disk(target, limit)) else None
 
 
 def measured(draft: Path) -> OwnDraft | None:
@@ -156,7 +164,8 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
     tool.check_trimmable(target)
     alone = settings.model_copy(update={"model": target, "draft": None})
     plan = session.plan(alone, NO_GUESSES, progress)
-    chosen = _choose(target, plan, tool, settings.read_limit)
+    disk = _disk(target, settings.read_limit)
+    chosen = _choose(target, plan, tool, disk)
     assert chosen.sizes
     needed = chosen.sizes.weight_bytes + chosen.sizes.lower_bytes
     if (free := shutil.disk_usage(out.parent).free) < needed:
@@ -183,6 +192,7 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
             tokens_per_pass=tokens_per_pass,
             tokens_per_s=tokens_per_s,
             alone_tokens_per_s=alone_tokens_per_s,
+            disk_bytes_per_s=disk,
         )
         if tokens_per_s < MIN_MEASURED * alone_tokens_per_s:
             raise NoGain(
@@ -211,7 +221,7 @@ class NoGain(UsageError):
         self.is_measured = is_measured
 
 
-def _choose(target: Path, plan: MemoryPlan, tool: ModelTool, limit: int | None = None) -> Strategy:
+def _choose(target: Path, plan: MemoryPlan, tool: ModelTool, disk: float) -> Strategy:
     """The candidate with the most expected tokens per second. Raises BudgetError where the budget
     has no room for it, NoGain if there is none."""
     if not plan.paged:
@@ -219,7 +229,6 @@ def _choose(target: Path, plan: MemoryPlan, tool: ModelTool, limit: int | None =
             f"{target.name} fits into {format_size(plan.budget_bytes)}: a draft made from it would "
             f"hardly be faster than none; {OTHERWISE}"
         )
-    disk = disk_speed.bytes_per_second(target, limit=limit) or disk_speed.USUAL_BYTES_PER_S
     sizes = tool.draft_sizes(target)
     if chosen := strategy.own_draft(plan, sizes, disk):
         return chosen
@@ -281,11 +290,22 @@ def _measured(
     return n_of_rounds / max(seconds, strategy.MIN_S), n_of_rounds / max(1, rounds)
 
 
-def _known(digest: str) -> dict[str, OwnDraft]:
-    """Everything known of the drafts of a target, by class of budget; nothing if it is damaged."""
+def _known(digest: str, disk: float | None = None) -> dict[str, OwnDraft]:
+    """Drafts of a target by class of budget, as measured with about such a `disk`, in bytes a
+    second, or with any; none if the notes are damaged."""
     with suppress(ValidationError):
-        return _KNOWN.validate_python(JsonFile(cache_folder.drafts(), digest).read())
+        known = _KNOWN.validate_python(JsonFile(cache_folder.drafts(), digest).read())
+        return {
+            name: one
+            for name, one in known.items()
+            if disk is None or 1 / LIKE_DISK < one.disk_bytes_per_s / disk < LIKE_DISK
+        }
     return {}
+
+
+def _disk(target: Path, limit: int | None) -> float:
+    """Bytes per second that the target's disk reads."""
+    return disk_speed.bytes_per_second(target, limit=limit) or disk_speed.USUAL_BYTES_PER_S
 
 
 def _keep(digest: str, known: dict[str, OwnDraft]) -> None:

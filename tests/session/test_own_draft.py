@@ -29,8 +29,9 @@ TARGET = embedded_pair().target
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of this test's own."""
+    """A cache folder of this test's own, and a disk of one speed."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(disk_speed, "bytes_per_second", lambda *given, **limit: 1e8)
     return cache_folder.make_folder()
 
 
@@ -92,7 +93,7 @@ def test_one_that_a_large_process_has_no_room_for_is_not_made_again(
     def make(target: Path, out: Path, settings: LoadSettings, *args: object) -> object:
         made.append(int(settings.memory_budget))
         shutil.copy(embedded_pair().draft, out)
-        return own_draft.OwnDraft("q2_k", 1, made[-1], 5.0, 2.0, 1.0)
+        return own_draft.OwnDraft("q2_k", 1, made[-1], 5.0, 2.0, 1.0, 1e8)
 
     def planned(settings: LoadSettings, **others: object) -> None:
         raise BudgetError("811 MiB are needed")
@@ -139,29 +140,28 @@ def plan(budget_mib: int, smallest_mib: int = 150) -> MemoryPlan:
     )
 
 
-def choose(budget_mib: int, monkeypatch: pytest.MonkeyPatch, disk: float) -> str:
+def choose(budget_mib: int, disk: float) -> str:
     """Kind of the draft that is chosen beside it."""
-    monkeypatch.setattr(disk_speed, "bytes_per_second", lambda *given, **limit: disk)
-    return own_draft._choose(TARGET, plan(budget_mib), Tool()).draft  # type: ignore[arg-type]
+    return own_draft._choose(TARGET, plan(budget_mib), Tool(), disk).draft  # type: ignore[arg-type]
 
 
-def test_one_that_would_pay_and_has_no_room_is_refused_with_the_memory_it_takes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert choose(1000, monkeypatch, 1e8)
+def test_one_that_would_pay_and_has_no_room_is_refused_with_the_memory_it_takes() -> None:
+    assert choose(1000, 1e8)
     with refuses(BudgetError):
-        choose(300, monkeypatch, 1e8)
+        choose(300, 1e8)
 
 
-def test_the_command_line_uses_one_that_was_made_for_such_a_budget(
-    cache: Path, capsys: pytest.CaptureFixture[str]
+def test_the_command_line_uses_one_that_was_made_for_such_a_budget_and_disk(
+    cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = sampled_digest([TARGET], with_times=False)[: own_draft.DIGITS]
     draft = cache / f"{TARGET.stem}-self-q2_k-{digest}.gguf"
     draft.symlink_to(embedded_pair().draft)
-    JsonFile(cache_folder.drafts(), digest).write({"8/8": {"kind": "q2_k"}})
+    made = {"kind": "q2_k", "disk_bytes_per_s": 1e9}
+    JsonFile(cache_folder.drafts(), digest).write({"8/8": made})
     plan = ["plan", "-m", str(TARGET), "--memory-budget"]
-    for budget, is_used in (("1GiB", True), ("1MiB", False)):
+    for budget, disk, is_used in (("1GiB", 2e9, True), ("1MiB", 1e9, False), ("1GiB", 4e9, False)):
+        monkeypatch.setattr(disk_speed, "bytes_per_second", lambda *given, disk=disk, **limit: disk)
         command_line.main([*plan, budget])
         said = "".join(capsys.readouterr())
         assert (f"{draft.stem} guesses for" in said) == is_used
@@ -199,7 +199,6 @@ def budget(big: Path) -> int:
 def test_it_is_made_once_and_used_from_then_on(
     big: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_speed, "bytes_per_second", lambda *given, **limit: 1e8)
     monkeypatch.setattr(strategy, "MIN_SPEEDUP", 0.0)
     monkeypatch.setattr(own_draft, "MIN_MEASURED", 0.0)
     settings = LoadSettings(model=big, draft="self", memory_budget=budget(big), ctx_size=512)
@@ -225,7 +224,6 @@ def test_it_is_made_once_and_used_from_then_on(
 def test_interrupted_work_leaves_nothing(
     big: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_speed, "bytes_per_second", lambda *given, **limit: 1e8)
     monkeypatch.setattr(strategy, "MIN_SPEEDUP", 0.0)
 
     def interrupt(what: str, share: float) -> None:
