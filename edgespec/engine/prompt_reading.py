@@ -93,7 +93,8 @@ def take_whole_passes(engine: Engine, text: Text, part: PassPart) -> None:
     cut into the same ones again, unless it is so short that its rows round as nodes do."""
     slot, info = text.slot, text.slot.target.info
     n_read = max(0, slot.target.committed_of(slot.number) - len(slot.committed))
-    is_exact = info.prompts_give_logits or text.n_left - n_read > info.max_rows
+    reads_alone = info.prompts_give_logits or not info.tree_capable
+    is_exact = reads_alone or text.n_left - n_read > info.max_nodes
     take(engine, text, part._replace(nodes=(), reads=part.reads[: n_read * is_exact]), np.empty(0))
 
 

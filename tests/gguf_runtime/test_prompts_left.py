@@ -60,11 +60,11 @@ def test_a_prompt_is_kept_by_batches(
         ("gemma3", 128, False, 320),
         pytest.param("gemma3", 17, True, 320, marks=SLOW),
         pytest.param("gpt-oss", 128, True, 320, marks=SLOW),
-        pytest.param("qwen35", 97, False, 0, marks=SLOW),
-        pytest.param("qwen35", 128, True, 0, marks=SLOW),
-        pytest.param("mamba2", 17, False, 0, marks=SLOW),
-        pytest.param("granitehybrid", 128, False, 0, marks=SLOW),
-        pytest.param("qwen3next", 128, True, 0, marks=SLOW),
+        pytest.param("qwen35", 97, False, 320, marks=SLOW),
+        pytest.param("qwen35", 128, True, 320, marks=SLOW),
+        pytest.param("mamba2", 17, False, 320, marks=SLOW),
+        pytest.param("granitehybrid", 128, False, 320, marks=SLOW),
+        pytest.param("qwen3next", 128, True, 320, marks=SLOW),
     ],
 )
 def test_architectures_of_other_kinds(

@@ -229,6 +229,8 @@ class GgufModel(KeptTexts):
                 self._tap.hand_over_rows(positions.start + n_known, known)
                 if pool is not None and n_read < size:
                     self._tap.keep_rows({int(pool.key[nodes[0]]): n_read})
+            if not self._model.tree_capable:
+                self._recurrent.end_batch()
         if not is_part:
             branches.ends.add(branches.n_committed)
 

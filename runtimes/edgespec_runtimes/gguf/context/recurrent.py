@@ -61,6 +61,8 @@ class RecurrentText:
         """Number of tokens after which the next prompt gets a further checkpoint."""
         self.checkpoints: dict[int, Any] = {}
         """Checkpoints by number of tokens, ascending."""
+        self._batch_end = 0
+        """The checkpoint after the latest batch of the prompt that is read."""
         self._first: list[int] = []
         """Node keys of the first line of the latest pass."""
         self._before: list[int] = []
@@ -155,12 +157,19 @@ class RecurrentText:
             return [tokens[:n_before], tokens[n_before:]]
         return [tokens]
 
+    def end_batch(self) -> None:
+        """Store a checkpoint, for a prompt that is cancelled, in place of that after the batch
+        before."""
+        self.checkpoints.pop(self._batch_end, None)
+        self.end_prompt()
+        self._batch_end = self._text.n_committed
+
     def end_prompt(self) -> None:
         """Store a checkpoint at the end of a prompt, when the state includes all tokens.
 
         If there are too many, the one whose loss costs the fewest tokens is dropped.
         """
-        self.lag = []
+        self.lag, self._batch_end = [], 0
         n_tokens, kept = self._text.n_committed, self.checkpoints
         if n_tokens in kept or self._memory.recurrent_bytes(HOME) > self.state_bytes:
             return
@@ -198,7 +207,7 @@ class RecurrentText:
             self._texts.clear()
 
     def _reset(self) -> None:
-        self.lag, self._first = [], []
+        self.lag, self._first, self._batch_end = [], [], 0
 
     def _drop_copies(self) -> None:
         for sequence in self._copies:
