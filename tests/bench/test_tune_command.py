@@ -154,6 +154,23 @@ def test_the_file_of_the_winner_is_understood(
     assert (found.generate.draft_max, found.generate.temperature) == (draft_max, 0)
 
 
+def test_no_file_is_written_where_the_defaults_are_best(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_all(bench: Bench, *others: object) -> Results:
+        return results(*[{mode.name: 5.0 for mode in bench.modes}] * 2)
+
+    monkeypatch.setattr(tune, "survey", lambda *args: ModelSurvey(0, {}))
+    monkeypatch.setattr(tune, "run_all", run_all)
+    monkeypatch.chdir(tmp_path)
+    words = ["tune", "--memory-budget", "1GiB", "--temp", "0.5"]
+    assert command_line.main(words) == 0
+    assert capsys.readouterr().out.rstrip().endswith("The defaults are best.")
+    assert not [*tmp_path.iterdir()]
+    assert command_line.main([*words, "--out", "asked.toml"]) == 0
+    assert (tmp_path / "asked.toml").exists()
+
+
 @pytest.mark.slow
 def test_the_embedded_pair_is_tuned_and_writes_the_same_text(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, own_cache_folder: Path

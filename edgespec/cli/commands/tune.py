@@ -53,7 +53,7 @@ def add_to(parser: ArgumentParser) -> None:
     names = ("prompts", "repetitions", "max_tokens", "temperature", "quick")
     groups.add(runs, BenchSettings, *names, defaults={"temperature": "what chat uses"})
     output = groups.add_output(parser)
-    groups.flag(output, "--out FILE", "the file to write (default: tuned.toml)")
+    groups.flag(output, "--out FILE", "the file to write (default: tuned.toml, if any wins)")
     groups.flag(output, "--quiet", "print no notes or progress")
 
 
@@ -73,6 +73,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     best = fastest(results, names)
     gain = median(ratios(results, names)[best]) - 1
     verdict = f"Best: {best}, {gain:+.0%} over the defaults." if gain else "The defaults are best."
+    is_written = bool(gain) or "out" in args
     settings = _preset(command, known[best])
     found = summarise(results.rows, names, 0.0, bench.sampling.temperature)
     columns = table.columns("defaults", {"mode", "tokens/s", "to defaults", "per pass", "peak"})
@@ -82,11 +83,12 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         Row("trials", [*found], ["", *failed]),
         Row("settings", settings, verdict),
         Row("gain", gain),
-        Row("preset", out, "preset: {}".format),
+        Row("preset", out if is_written else None, f"preset: {out}" if is_written else None),
     )
     console.result(args, report)
     why = f"Found by edgespec {installed_version()} tune for this device and budget. {verdict}"
-    write_file(out, _toml(settings, why))
+    if is_written:
+        write_file(out, _toml(settings, why))
     return 0
 
 
