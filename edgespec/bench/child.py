@@ -59,7 +59,7 @@ def decode(
             rounds=guesses.round_costs,
             bytes_read=sum(cost.bytes_read for cost in guesses.round_costs),
             peak_bytes=process.peak_rss_bytes(),
-            notes=(*running.plan.notes, *result.notes),
+            notes=tuple(map(marked, (*running.plan.notes, *result.notes))),
             sources=guesses.sources,
         )
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from edgespec.bench import child
 from edgespec.bench.bench_runs import ModelSurvey, applicable, named_drafts
 from edgespec.bench.bench_settings import BenchSettings
 from edgespec.bench.modes import BenchDraft, known_modes, with_drafts
@@ -16,10 +19,14 @@ from edgespec.cli.commands import bench
 from edgespec.cli.commands.bench import chosen_prompts
 from edgespec.cli.flags import groups
 from edgespec.cli.flags import parser as flags
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import Sentence, setting
 from edgespec.models import packaged
 from edgespec.models.embedded import embedded_pair
 from edgespec.models.model_files import copies, files_of, largest_of, size_of
 from edgespec.ports.baselines import Baseline
+from edgespec.settings.base import in_flags
+from edgespec.settings.config import LoadSettings, SamplingParams
 
 KNOWN = known_modes(
     [
@@ -156,6 +163,22 @@ def unenlarged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "target.gguf"
     shutil.copy(embedded_pair().target, target)
     monkeypatch.setattr(bench.demo, "enlarged", lambda *_: target)
+
+
+def test_a_note_of_a_run_names_flags(monkeypatch: pytest.MonkeyPatch):
+    """It named `draft=None`: marks were lost on the way from the run's process."""
+    nothing = SimpleNamespace(round_costs=(), sources={}, prompt_s=0.0, decode_s=0.0)
+    result = SimpleNamespace(
+        speculation=nothing, timings=nothing, tokens=[], prompt_tokens=[], notes=()
+    )
+    running = SimpleNamespace(
+        plan=SimpleNamespace(notes=(Sentence(f"slower ({setting.draft(None)})"),)),
+        generate=lambda *_: result,
+        load_report={"total": 0.0},
+    )
+    monkeypatch.setattr(child.session, "load", lambda *_: nullcontext(running))
+    run = child.decode(LoadSettings(model="m"), EngineSettings(), "", 1, SamplingParams())
+    assert [in_flags(note) for note in json.loads(json.dumps(run.notes))] == ["slower (--no-draft)"]
 
 
 @pytest.mark.slow

@@ -38,11 +38,7 @@ from edgespec.cli.commands import demo
 from edgespec.cli.console import STDOUT, Console, report_failure, write_json
 from edgespec.cli.flags import groups
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import (
-    measured_sampling,
-    read_prompts,
-    with_drafts_of,
-)
+from edgespec.cli.invocation import measured_sampling, read_prompts, with_drafts_of
 from edgespec.errors import EdgespecError, marked
 from edgespec.extras import installed_version
 from edgespec.files.named_errors import check_output
@@ -52,6 +48,7 @@ from edgespec.memory import process
 from edgespec.memory.process import resolve_budget
 from edgespec.models.model_files import size_of
 from edgespec.ports.baselines import Baselines
+from edgespec.settings.base import in_flags
 from edgespec.settings.config import LoadSettings
 
 _DESCRIPTION = """\
@@ -199,7 +196,7 @@ def measure(args: argparse.Namespace, settings: BenchSettings, console: Console)
         modes=summaries(results.rows, modes, raw.median),
         left_out=left_out,
         failures=results.failures,
-        notes=sorted({note for row in results.rows for note in row.decoded.notes}),
+        notes=sorted({in_flags(note) for row in results.rows for note in row.decoded.notes}),
         rows=results.rows,
         sampling=bench.sampling.model_dump(exclude={"logit_bias"}) if temperature else None,
     )
