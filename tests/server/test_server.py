@@ -207,14 +207,14 @@ def test_a_full_queue_says_when_to_come_again(session):
                 refusal = httpx.post(f"{address}/v1/completions", json={"prompt": "b"})
                 break
         assert begun.is_set()
-        assert "as many as this server takes" in refused(refusal, 503)
+        hold_sentence(refused(refusal, 503))
         assert refusal.headers["retry-after"] == "5"
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(session):
     with serving(session, max_body=1000) as address:
         asked = {"messages": [{"role": "user", "content": "a" * 2000}]}
-        assert "more than 1,000 bytes" in refused(httpx.post(address + CHAT, json=asked), 413)
+        hold_sentence(refused(httpx.post(address + CHAT, json=asked), 413))
 
         def parts():
             for _ in range(100):
@@ -227,7 +227,7 @@ def test_a_key_is_asked_for_where_there_is_one(session):
     with serving(session, Guard("127.0.0.1", api_key="secret")) as address:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}):
             answer = httpx.post(address + CHAT, json=ASK, headers=headers)
-            assert "API key is missing or wrong" in refused(answer, 401)
+            hold_sentence(refused(answer, 401))
         right = {"Authorization": "Bearer secret"}
         assert httpx.post(address + CHAT, json=ASK, headers=right, timeout=60).status_code == 200
         assert httpx.get(f"{address}/health").status_code == 200
