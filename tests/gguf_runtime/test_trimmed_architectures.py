@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from edgespec.errors import ModelError
+from edgespec.files.cache_folder import lower_parts
 from edgespec.memory import process
 from edgespec.memory.budget import COPIES, MIB, MemoryPlan
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec.values import NESTED
 from edgespec_runtimes.enlarge.gguf.trim import check_trimmable, trim, write_trimmed
-from edgespec_runtimes.enlarge.gguf.ways import can_be_trimmed
+from edgespec_runtimes.enlarge.gguf.ways import can_be_trimmed, draft_sizes
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.file.architectures import Trait, architecture
 from edgespec_runtimes.gguf.file.header import read_header
@@ -235,3 +236,15 @@ def test_what_makes_a_coarse_copy_better_is_finer(tmp_path: Path) -> None:
     assert {part: kind for part, kind in kinds.items() if kind not in ("F32", "Q2_K")} == finer
     assert kinds["attn_norm"] == kinds["output_norm"] == "F32"
     assert kinds["attn_q"] == kinds["ffn_up"] == "Q2_K"
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q2_K", "nested", "nested_least"])
+def test_a_drafts_size_is_known_before_it_is_made(kind: str, tmp_path: Path) -> None:
+    model = tiny_llama(embedding=256, heads=8, kv_heads=2, ffn=256, tied=False, kind="Q8_0")
+    target, out = model.write(tmp_path / "target.gguf"), tmp_path / "draft.gguf"
+    header = read_header(target)
+    trim(target, out, kind, range(header.n_vocab))
+    (sizes,) = (one for one in draft_sizes(header) if one.kind == kind)
+    assert sizes.weight_bytes == read_header(out).weight_bytes
+    lower = read_header(lower_parts(out)).weight_bytes if kind in NESTED else 0
+    assert sizes.lower_bytes == lower
