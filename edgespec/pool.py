@@ -66,9 +66,6 @@ class Pool:
         self._children: dict[tuple[int, int], int] = {}
         """Child of each parent by token."""
 
-    def __repr__(self) -> str:
-        return f"<Pool of {len(self.alive())} nodes below {len(self.root)} roots>"
-
     def plant(self, text: int, token: int) -> int:
         """A root for the text in slot `text`, whose nodes so far are dropped."""
         self.drop(text)

@@ -220,7 +220,7 @@ MOST_LINES = {
     "completions": 3732,
     "concurrency": 481,
     "diagnosis": 482,
-    "engine": 3974,
+    "engine": 3967,
     "enlarge": 1087,
     "gguf": 11552,
     "grammar": 844,

@@ -84,14 +84,13 @@ def _mode(settings: Mapping[str, Any], engine: EngineSettings, draft: BenchDraft
     if "no_draft" in settings:
         rules = {"lookup": False} | rules
     known = LoadSettings.known() - {"draft"}
+    pins = "draft_max" in rules or engine.pins_draft_max
     return Mode(
         ", ".join(_entry(name, value) for name, value in settings.items()) or "defaults",
         "",
         drafts=draft is not None,
-        engine=engine.but(
-            **rules,
-            pins_draft_max="draft_max" in rules or engine.pins_draft_max,
-            remember=False,
+        engine=EngineSettings.model_validate(
+            {**engine.model_dump(), **rules, "pins_draft_max": pins, "remember": False}
         ),
         changed={name: value for name, value in settings.items() if name in known},
         draft=draft,

@@ -13,16 +13,13 @@ from edgespec.values import (
     total_sources,
 )
 
-NO_PASS = PassReport()
-"""Report of a round before its pass."""
-
 
 @dataclass(slots=True)
 class RoundOutcome:
     """The measurements of the rounds of all texts in one pass, filled in by it. Counts of guesses
     leave out the roots."""
 
-    report: PassReport = NO_PASS
+    report: PassReport = field(default_factory=PassReport)
     n_texts: int = 1
     n_rows: int = 1
     """Nodes and prompt tokens, or more if the target computes each branch as a sequence of its

@@ -40,10 +40,6 @@ class EngineSettings(Speculation):
         shared = text.model_dump(include=cls.model_fields.keys() & text.known())
         return cls(**shared, pins_draft_max="draft_max" in text.model_fields_set)
 
-    def but(self, **changed: Any) -> EngineSettings:
-        """These settings with some others."""
-        return type(self).model_validate(self.model_dump() | changed)
-
     @model_validator(mode="after")
     def _settle(self) -> Self:
         if self.draft_max != USUAL_DRAFT_MAX:

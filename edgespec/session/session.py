@@ -118,7 +118,7 @@ class Session(Closeable):
         prefixes = self._prefixes.place if self._prefixes is not None else None
         rules = engine_settings or EngineSettings()
         if rules.lookup is None and models.plan.looks_up:
-            rules = rules.but(lookup=True)
+            rules = rules.model_copy(update={"lookup": True})
         state = None
         if rules.remember:
             state = state_file(cache_folder.calibrations(), self.target, self.draft)
