@@ -22,14 +22,19 @@ REQUIRED: dict[str, Any] = {"messages": TURNS, "input": "a", "prompt": "a", "mod
     "function": {"name": "f"},
     "schema": {"type": "object"},
     "memory_budget": "1GiB",
+    "mode": "auto",
+    "tools": [{"function": {"name": "f"}}],
+    "allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "f"}}]},
 }
 """A value for each required field."""
-KINDS = {
-    "ToolChoice": "auto",
-    "Thinking": "adaptive",
-    "OutputFormat": "json_schema",
+OWN: dict[str, dict[str, Any]] = {
+    "ToolChoice": {"type": "auto"},
+    "Thinking": {"type": "adaptive"},
+    "OutputFormat": {"type": "json_schema"},
+    "AllowedFunctions": {"type": "allowed_tools", "tools": []},
+    "ToolsChoice": {"type": "allowed_tools"},
 }
-"""Types of objects that must have one."""
+"""Other values for those of some objects."""
 
 
 def parts(kind: type[RequestPart] = RequestPart) -> Iterator[type[RequestPart]]:
@@ -43,7 +48,8 @@ def parts(kind: type[RequestPart] = RequestPart) -> Iterator[type[RequestPart]]:
 def least(kind: type[RequestPart]) -> dict[str, Any]:
     """The required fields of an object."""
     names = [f.alias or name for name, f in kind.model_fields.items() if f.is_required()]
-    return {name: KINDS[kind.__name__] if name == "type" else REQUIRED[name] for name in names}
+    values = REQUIRED | OWN.get(kind.__name__, {})
+    return {name: values[name] for name in names}
 
 
 @pytest.mark.parametrize("kind", sorted({*parts()}, key=lambda kind: kind.__name__))
