@@ -45,7 +45,8 @@ class ModelTool(Protocol):
     ) -> None:
         """Write `out`, the trimmed copy of `source` in quantisation `kind`, whose head rates
         `token_ids`, ascending. If in NESTED, it has the upper bits of the weights, and the lower
-        ones are written beside it. Raises EdgespecError for a full disk."""
+        ones are written beside it. What an interrupted call left there is gone on with. Raises
+        EdgespecError for a full disk."""
 
 
 def load_tool() -> ModelTool:

@@ -221,7 +221,7 @@ MOST_LINES = {
     "concurrency": 481,
     "diagnosis": 482,
     "engine": 3967,
-    "enlarge": 1087,
+    "enlarge": 1144,
     "gguf": 11552,
     "grammar": 844,
     "hub": 449,
@@ -234,7 +234,7 @@ MOST_LINES = {
     "ports": 498,
     "rules": 921,
     "server": 1899,
-    "session": 2200,
+    "session": 2197,
     "settings": 929,
     "state": 513,
 }

@@ -16,12 +16,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from edgespec.errors import UsageError
+from edgespec.errors import Cancelled, UsageError
 
 CAN_LOCK = sys.platform != "win32"
 """False on Windows, where nothing is locked and abandoned parts are not deleted."""
 SUFFIX = ".edgespec-part"
 """Suffix of unfinished files and folders; their names begin with a dot."""
+KEPT_S, _KEPT = 7 * 86400.0, ".kept" + SUFFIX
+"""Age until which work that was interrupted can be gone on with, and the suffix of its folder."""
 PRIVATE_MODE = 0o600
 """Mode of files with a user's texts: readable only by their owner."""
 MIN_AGE_S = 10.0
@@ -76,18 +78,27 @@ def quick_file(out: Path, mode: int = PRIVATE_MODE) -> Iterator[Callable[[int], 
 
 
 @contextmanager
-def scratch_folder(beside: Path) -> Iterator[Path]:
-    """Yield a hidden folder in `beside` with a random name, deleted when the block ends."""
+def scratch_folder(beside: Path, kept_as: str = "") -> Iterator[Path]:
+    """Yield a hidden folder in `beside`, deleted when the block ends.
+
+    One that is `kept_as` a name stays for KEPT_S where the process is killed or interrupted, and is
+    yielded again. Raises UsageError while another process has it.
+    """
     sweep(beside)
-    part = _random_part(beside)
-    part.mkdir()
+    part = beside / f".{kept_as}{_KEPT}" if kept_as else _random_part(beside)
+    part.mkdir(exist_ok=bool(kept_as))
     descriptor = _open(part, os.O_RDONLY) if CAN_LOCK else None
     try:
         if descriptor is not None:
-            _lock(descriptor)
-        yield part
-    finally:
+            claim(descriptor, part)
+        try:
+            yield part
+        except BaseException as error:
+            if not (kept_as and isinstance(error, KeyboardInterrupt | Cancelled)):
+                shutil.rmtree(part, ignore_errors=True)
+            raise
         shutil.rmtree(part, ignore_errors=True)
+    finally:
         if descriptor is not None:
             os.close(descriptor)
 
@@ -110,7 +121,8 @@ def sweep(folder: Path) -> None:
             descriptor = _open(part, os.O_RDONLY)
             try:
                 age_s = time.time() - os.fstat(descriptor).st_mtime
-                if age_s > MIN_AGE_S and _lock(descriptor):
+                min_age_s = KEPT_S if part.name.endswith(_KEPT) else MIN_AGE_S
+                if age_s > min_age_s and _lock(descriptor):
                     _remove(part)
             finally:
                 os.close(descriptor)

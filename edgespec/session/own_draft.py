@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import shutil
 import sysconfig
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from edgespec import registry
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError, marked, setting
+from edgespec.errors import BudgetError, ModelError, UsageError, marked, setting
 from edgespec.files import cache_folder
 from edgespec.files.cache_folder import lower_parts
 from edgespec.files.json_file import JsonFile
@@ -103,7 +103,7 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
         raise NoGain(f"{mine.refusal} (measured before; {again})")
     has_room = True
     for kind in dict.fromkeys(one.kind for one in (mine, *known.values())):
-        path = _cache_path(target, kind, digest)
+        path = _cache_path(target, digest, kind)
         try:
             if path.exists():
                 session.plan(settings.model_copy(update={"draft": path}), progress=progress)
@@ -115,16 +115,15 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
             pass
     if has_room:
         try:
-            with scratch_folder(cache_folder.make_folder()) as scratch:
-                made = make(target, scratch / "draft.gguf", settings, progress)
-                path = _cache_path(target, made.kind, digest)
-                _move(scratch / "draft.gguf", path)
+            cache_folder.make_folder()
+            made = make(target, partial(_cache_path, target, digest), settings, progress)
         except NoGain as error:
             if error.is_measured:
                 refusal = OwnDraft(refusal=marked(error), disk_bytes_per_s=disk)
                 _keep(digest, known | {name: refusal})
             raise
         _keep(digest, known | {name: made})
+        path = _cache_path(target, digest, made.kind)
         with suppress(BudgetError):  # making has left this process larger than it was
             session.plan(settings.model_copy(update={"draft": path}), progress=progress)
             return path
@@ -138,7 +137,7 @@ def kept(target: Path, budget: int | str, read_limit: int | str | None = None) -
     """The draft that `obtain` made of the target for such a budget and disk before, if it is still
     there."""
     digest, name = _key(target, budget)
-    path = _cache_path(target, _known(digest).get(name, OwnDraft()).kind, digest)
+    path = _cache_path(target, digest, _known(digest).get(name, OwnDraft()).kind)
     limit = None if read_limit is None else parse_rate(read_limit)
     return path if path.exists() and name in _known(digest, _disk(target, limit)) else None
 
@@ -149,8 +148,11 @@ def measured(draft: Path) -> OwnDraft | None:
     return next((one for one in _known(digest).values() if one.kind == kind), None)
 
 
-def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) -> OwnDraft:
-    """Write `out`, the draft of `target` with the most expected tokens per second, and measure it.
+def make(
+    target: Path, place: Callable[[str], Path], settings: LoadSettings, progress: Progress
+) -> OwnDraft:
+    """Write the draft of `target` with the most expected tokens per second to the `place` for its
+    kind, and measure it. One that was interrupted is gone on with.
 
     Raises NoGain, and writes nothing, if it would be slower than no draft; BudgetError if none
     fits; ModelError for a target of which none can be made; EdgespecError for a full disk.
@@ -167,19 +169,14 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
     disk = _disk(target, settings.read_limit)
     chosen = _choose(target, plan, tool, disk)
     assert chosen.sizes
-    needed = chosen.sizes.weight_bytes + chosen.sizes.lower_bytes
-    if (free := shutil.disk_usage(out.parent).free) < needed:
-        raise EdgespecError(
-            f"making a draft needs {format_size(needed)} in {out.parent}, {format_size(free)} are "
-            "free there: make room, or choose another disk"
-        )
+    out = place(chosen.draft)
     with session.open_models(alone, NO_GUESSES) as models:
         progress("counting tokens", 0.0)
         target_model, n_rated = models.target, chosen.sizes.head_tokens
         token_ids = frequent_tokens(target_model.vocabulary, target_model.info.n_vocab, n_rated)
         heap.trim_heap()
         alone_tokens_per_s, _ = _measured(models, PROMPTS[:1], N_TOKENS_ALONE, progress)
-    with scratch_folder(out.parent) as folder:
+    with scratch_folder(out.parent, kept_as=out.name) as folder:
         draft = folder / "draft.gguf"
         tool.trim(target, draft, chosen.draft, token_ids, progress)
         heap.trim_heap()
@@ -187,7 +184,7 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
             tokens_per_s, tokens_per_pass = _measured(models, PROMPTS, N_TOKENS, progress)
         made = OwnDraft(
             kind=chosen.draft,
-            size_bytes=sum(one.stat().st_size for one in folder.iterdir()),
+            size_bytes=sum(one.stat().st_size for one in folder.glob("draft.*")),
             budget_bytes=plan.budget_bytes,
             tokens_per_pass=tokens_per_pass,
             tokens_per_s=tokens_per_s,
@@ -315,7 +312,7 @@ def _keep(digest: str, known: dict[str, OwnDraft]) -> None:
 _KNOWN = TypeAdapter(dict[str, OwnDraft])
 
 
-def _cache_path(target: Path, kind: str, digest: str) -> Path:
+def _cache_path(target: Path, digest: str, kind: str) -> Path:
     return cache_folder.folder() / f"{target.stem}-self-{kind}-{digest}.gguf"
 
 

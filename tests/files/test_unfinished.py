@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
+from edgespec.errors import Cancelled, UsageError
 from edgespec.files.unfinished import SUFFIX, scratch_folder, sweep, unfinished_file
 
 pytest.importorskip("fcntl", reason="there are no such locks here")
@@ -106,6 +108,36 @@ def test_a_file_has_the_rights_that_files_have_here(tmp_path: Path) -> None:
     with unfinished_file(tmp_path / "out"):
         pass
     assert (tmp_path / "out").stat().st_mode == (tmp_path / "ordinary").stat().st_mode
+
+
+def test_a_kept_folder_stays_where_its_work_is_interrupted(tmp_path: Path) -> None:
+    def work(error: BaseException | None) -> list[str]:
+        with scratch_folder(tmp_path, kept_as="out") as part:
+            found = [path.name for path in part.iterdir()]
+            (part / "half").touch()
+            with (
+                pytest.raises(UsageError, match="another process"),
+                scratch_folder(tmp_path, "out"),
+            ):
+                pass
+            if error:
+                raise error
+        return found
+
+    for error in (KeyboardInterrupt(), Cancelled("stopped")):
+        with pytest.raises(type(error)):
+            work(error)
+        (part,) = parts(tmp_path)
+        os.utime(tmp_path / part, (time.time() - 3600,) * 2)
+    assert work(None) == ["half"]
+    with pytest.raises(ValueError, match="full"):
+        work(ValueError("full"))
+    assert parts(tmp_path) == []
+    with pytest.raises(KeyboardInterrupt):
+        work(KeyboardInterrupt())
+    os.utime(tmp_path / part, (1, 1))
+    sweep(tmp_path)
+    assert parts(tmp_path) == []
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs procfs")

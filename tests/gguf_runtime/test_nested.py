@@ -13,7 +13,6 @@ import pytest
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, ModelError, WeightReadError
-from edgespec.files import unfinished
 from edgespec.files.cache_folder import lower_parts
 from edgespec.models.embedded import embedded_pair
 from edgespec.models.enlarging import enlarge
@@ -132,48 +131,77 @@ def test_a_draft_of_another_file_is_refused(target: Path, draft: Path, tmp_path:
         session.plan(LoadSettings(model=other, draft=draft, memory_budget="1GiB", ctx_size=256))
 
 
-def test_one_that_is_interrupted_leaves_nothing(target: Path, tmp_path: Path) -> None:
-    def interrupt(what: str, share: float) -> None:
-        raise KeyboardInterrupt
+MAKE = """
+import os, sys
+from pathlib import Path
+from edgespec_runtimes.enlarge.gguf.trim import trim
+def end(what, share): share > float(sys.argv[3]) and os.kill(os.getpid(), 9)
+trim(Path(sys.argv[1]), Path(sys.argv[2]), "nested", range(4096), end)
+"""
 
-    with pytest.raises(KeyboardInterrupt):
-        trim(target, tmp_path / "draft.gguf", NESTED[0], range(4096), interrupt)
-    assert list(tmp_path.iterdir()) == []
+
+def shares_of(target: Path, out: Path) -> list[float]:
+    """Make a draft; returns what was written when each tensor was."""
+    shares: list[float] = []
+    trim(target, out, NESTED[0], range(4096), lambda what, share: shares.append(share))
+    return shares
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
-def test_a_killed_process_leaves_nothing_that_is_taken_for_whole(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code = (
-        "import os, sys; from pathlib import Path\n"
-        "from edgespec_runtimes.enlarge.gguf.trim import trim\n"
-        "def end(what, share): share > 0.5 and os.kill(os.getpid(), 9)\n"
-        "trim(Path(sys.argv[1]), Path(sys.argv[2]), 'nested', range(4096), end)"
-    )
+def test_a_killed_process_is_gone_on_with(target: Path, draft: Path, tmp_path: Path) -> None:
+    """Nothing is taken for whole before, and the bytes are those of one that was not killed."""
     out = tmp_path / "draft.gguf"
-    killed = subprocess.run([sys.executable, "-c", code, target, out], check=False)
-    assert killed.returncode == -9
-    assert all(path.name.startswith(".") for path in tmp_path.iterdir())
-    monkeypatch.setattr(unfinished, "MIN_AGE_S", 0.0)
-    trim(target, out, NESTED[0], range(4096))
-    assert {*tmp_path.iterdir()} == {out, lower_parts(out)}
+    for share in (0.3, 0.6):
+        command = [sys.executable, "-c", MAKE, target, out, str(share)]
+        assert subprocess.run(command, check=False).returncode == -9
+        with pytest.raises(ModelError):
+            read_header(out)
+    assert shares_of(target, out)[0] > 0.6
+    assert shares_of(target, out) == []
+    for one, whole in ((out, draft), (lower_parts(out), lower_parts(draft))):
+        assert one.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("change", ["source", "upper", "lower", "cut", "record"])
+def test_what_is_not_as_it_was_written_is_made_anew(
+    target: Path, draft: Path, tmp_path: Path, change: str
+) -> None:
+    source, out = tmp_path / "source.gguf", tmp_path / "draft.gguf"
+    shutil.copy(target, source)
+    whole = shares_of(source, out)
+    if change == "source":
+        raw = bytearray(source.read_bytes())
+        raw[-4096:] = raw[-4096:][::-1]
+        source.write_bytes(raw)
+    elif change == "record":
+        out.with_name("written.json").unlink()
+    else:
+        damaged = lower_parts(out) if change == "lower" else out
+        raw = bytearray(damaged.read_bytes())
+        raw[len(raw) // 2] ^= 1
+        damaged.write_bytes(raw[:-9000] if change == "cut" else raw)
+    assert shares_of(source, out) == whole
+    if change != "source":
+        assert out.read_bytes() == draft.read_bytes()
+        assert lower_parts(out).read_bytes() == lower_parts(draft).read_bytes()
 
 
 @pytest.mark.parametrize("most_bytes", [1 << 20, 22 << 20])
-def test_a_disk_that_becomes_full_leaves_nothing(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int
+def test_one_that_a_full_disk_ended_is_gone_on_with(
+    target: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int
 ) -> None:
     resource = pytest.importorskip("resource")
-    monkeypatch.setattr(trimming, "_can_be_opened", lambda model, out: True)  # it writes no blocks
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
-    try:
-        with refuses(EdgespecError):
-            trim(target, tmp_path / "draft.gguf", NESTED[0], range(4096))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert list(tmp_path.iterdir()) == []
+    out, limits = tmp_path / "draft.gguf", resource.getrlimit(resource.RLIMIT_FSIZE)
+    with monkeypatch.context() as patch:
+        patch.setattr(trimming, "_can_be_opened", lambda model, out: True)  # it writes no blocks
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
+        try:
+            with refuses(EdgespecError):
+                trim(target, out, NESTED[0], range(4096))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(shares_of(target, out)) < len(read_header(draft).tensors) + (most_bytes < 2 << 20)
+    assert out.read_bytes() == draft.read_bytes()
 
 
 def test_a_full_disk_is_told_before_anything_is_written(
@@ -183,7 +211,7 @@ def test_a_full_disk_is_told_before_anything_is_written(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     with refuses(EdgespecError):
         trim(target, tmp_path / "draft.gguf", NESTED[0], range(4096))
-    assert list(tmp_path.iterdir()) == []
+    assert not any(path.stat().st_size > 1 << 20 for path in tmp_path.iterdir())
 
 
 def test_an_adjustable_budget_has_the_upper_bits_of_all(target: Path, draft: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from edgespec.cli import command_line
-from edgespec.errors import BudgetError, EdgespecError, ModelError
+from edgespec.errors import BudgetError, ModelError
 from edgespec.files import cache_folder
 from edgespec.files.cache_folder import lower_parts
 from edgespec.files.json_file import JsonFile
@@ -90,9 +91,11 @@ def test_one_that_a_large_process_has_no_room_for_is_not_made_again(
     """Each load had made it again, for a minute, where the process was larger than its maker's."""
     made: list[int] = []
 
-    def make(target: Path, out: Path, settings: LoadSettings, *args: object) -> object:
+    def make(
+        target: Path, place: Callable[[str], Path], settings: LoadSettings, *args: object
+    ) -> object:
         made.append(int(settings.memory_budget))
-        shutil.copy(embedded_pair().draft, out)
+        shutil.copy(embedded_pair().draft, place("q2_k"))
         return own_draft.OwnDraft("q2_k", 1, made[-1], 5.0, 2.0, 1.0, 1e8)
 
     def planned(settings: LoadSettings, **others: object) -> None:
@@ -106,19 +109,6 @@ def test_one_that_a_large_process_has_no_room_for_is_not_made_again(
         assert alone.draft is None
         hold_sentence(note)
     assert made == [1000 * MIB, 900 * MIB]
-
-
-def test_a_disk_that_is_too_small_is_told_before_anything_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chosen = strategy.beside(plan(900), 1800 * MIB, "Q2_K", 600 * MIB)
-    chosen = replace(chosen, sizes=DraftSizes("Q2_K", 3.0, 600 * MIB))
-    monkeypatch.setattr(own_draft, "_choose", lambda *args: chosen)
-    free = shutil.disk_usage(tmp_path)._replace(free=40 * MIB)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
-    settings = LoadSettings(model=TARGET, memory_budget="1GiB")
-    with refuses(EdgespecError):
-        own_draft.make(TARGET, tmp_path / "draft.gguf", settings, lambda what, share: None)
 
 
 class Tool:
@@ -221,16 +211,28 @@ def test_it_is_made_once_and_used_from_then_on(
 
 
 @pytest.mark.slow
-def test_interrupted_work_leaves_nothing(
+def test_interrupted_work_is_gone_on_with(
     big: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where it is interrupted when all is written, and the pair is measured."""
     monkeypatch.setattr(strategy, "MIN_SPEEDUP", 0.0)
-
-    def interrupt(what: str, share: float) -> None:
-        if what.startswith("writing") and share > 0.2:
-            raise KeyboardInterrupt
-
+    monkeypatch.setattr(own_draft, "MIN_MEASURED", 0.0)
     settings = LoadSettings(model=big, draft="self", memory_budget=budget(big), ctx_size=512)
-    with pytest.raises(KeyboardInterrupt):
-        own_draft.obtain(settings, interrupt)
-    assert [path for path in cache.iterdir() if "part" in path.name or "self" in path.name] == []
+    shares: list[float] = []
+
+    def interrupt(what: str, share: float, at: float = 2.0) -> None:
+        if what == "writing the draft":
+            shares.append(share)
+            if share >= at:
+                raise KeyboardInterrupt
+
+    for at in (0.2, 1.0):
+        shares.clear()
+        with pytest.raises(KeyboardInterrupt):
+            own_draft.obtain(settings, partial(interrupt, at=at))
+        assert [name for name in kept(cache) if not name.startswith(".")] == []
+    assert shares[0] > 0.2
+    shares.clear()
+    path = own_draft.obtain(settings, interrupt)
+    assert shares == []
+    assert kept(cache) == [path.name, lower_parts(path).name]

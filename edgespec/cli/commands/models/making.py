@@ -81,7 +81,7 @@ def run_draft(args: argparse.Namespace, console: Console) -> None:
     if out.exists():
         raise UsageError(f"{out} exists: name another file, or delete it")
     settings = groups.given(args, LoadSettings, model=target)
-    made = own_draft.make(target, out, settings, console.progress_with_rest)
+    made = own_draft.make(target, lambda kind: out, settings, console.progress_with_rest)
     lines = own_draft_lines(made, target, out)
     told = {key: one for key, one in asdict(made).items() if key != "refusal"}
     console.result(args, Report(Row("path", out), Row(value=told, format=lines)))

@@ -5,17 +5,23 @@ Knows the format and the disk, and nothing of what a model computes.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import shutil
 import struct
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from edgespec.errors import EdgespecError, ModelError
-from edgespec.files.unfinished import unfinished_file
+from edgespec.files.json_file import JsonFile
+from edgespec.files.unfinished import scratch_folder
 from edgespec.settings.units import format_size
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.file.layout import MAGIC, SCALARS, TensorType, ValueType, padded
@@ -38,8 +44,6 @@ class NewModel:
     alignment: int
     tail_bytes: int = 0
     """Size of what follows the tensors, the last of the contents."""
-    beside_bytes: int = 0
-    """Size of another file that is written meanwhile."""
 
     @cached_property
     def head(self) -> bytes:
@@ -69,22 +73,81 @@ class NewModel:
     ) -> None:
         """Write `out`, which appears when it is complete; `contents` are the bytes of each tensor,
         in pieces. Raises EdgespecError when the disk is too small or fails."""
-        free, size = shutil.disk_usage(out.parent).free, self.size_bytes
-        if free < (needed := size + self.beside_bytes):
-            raise EdgespecError(
-                f"{out} needs {format_size(needed)}, {format_size(free)} are free there: choose a "
-                "smaller size or another disk"
-            )
         try:
-            with unfinished_file(out) as file:
-                file.write(self.head)
-                for content in contents:
-                    file.writelines(content)
-                    file.write(bytes(-file.tell() % self.alignment))
-                    if progress is not None:
-                        progress(what, file.tell() / size)
+            with scratch_folder(out.parent) as folder:
+                write_on({folder / out.name: self}, contents, what, progress)
+                (folder / out.name).replace(out)
         except OSError as error:
             raise EdgespecError(f"{out} could not be written: {error.strerror}") from error
+
+
+def write_on(
+    models: Mapping[Path, NewModel],
+    contents: Iterable[Iterable[bytes | tuple[bytes, ...]]],
+    what: str = "",
+    progress: Progress | None = None,
+    source: str = "",
+) -> None:
+    """Write models side by side; `contents` are the bytes of each tensor in pieces, of the first
+    model or of all.
+
+    What was interrupted in this folder goes on after its last tensor, if it has the same heads and
+    the digest `source`; a checksum tells what a power cut kept from the disk. Heads are written
+    last. Raises OSError, and EdgespecError when the disk is too small.
+    """
+    heads, paths = [model.head for model in models.values()], [*models]
+    digest = hashlib.sha256(b"".join([source.encode(), *heads])).hexdigest()
+    record = JsonFile(paths[0].parent, "written")
+    with ExitStack() as stack:
+        for path in paths:
+            path.touch()
+        files = [stack.enter_context(path.open("r+b")) for path in paths]
+        n_done, ends, sums = 0, [len(head) for head in heads], [0 for _ in heads]
+        match record.read():
+            case [made, n, list(to), found] if made == digest and found == [
+                _checksum(file, *span) for file, *span in zip(files, ends, to, strict=True)
+            ]:
+                n_done, ends, sums = n, to, found
+        for file, end in zip(files, ends, strict=True):
+            file.truncate(end)
+            file.seek(end)
+        needed = sum(model.size_bytes for model in models.values()) - sum(ends)
+        if (free := shutil.disk_usage(paths[0].parent).free) < needed:
+            raise EdgespecError(
+                f"{paths[0].name} needs {format_size(needed)}, {format_size(free)} are free on its "
+                "disk: choose a smaller size or another disk"
+            )
+
+        def put(piece: bytes | tuple[bytes, ...]) -> None:
+            for i, raw in enumerate(piece if isinstance(piece, tuple) else (piece,)):
+                files[i].write(raw)
+                sums[i] = zlib.crc32(raw, sums[i])
+
+        for n, content in enumerate(islice(contents, n_done, None), n_done + 1):
+            for piece in content:
+                put(piece)
+            ends = [file.tell() for file in files]
+            alignments = (model.alignment for model in models.values())
+            put(tuple(bytes(-end % by) for end, by in zip(ends, alignments, strict=True)))
+            for file in files:
+                file.flush()
+            record.write([digest, n, [file.tell() for file in files], sums])
+            if progress is not None:
+                progress(what, files[0].tell() / models[paths[0]].size_bytes)
+        for file, head in zip(files, heads, strict=True):
+            file.seek(0)
+            file.write(head)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _checksum(file: BinaryIO, begin: int, end: int) -> int:
+    """Checksum of the bytes of a file from `begin` to `end`, if it has so many."""
+    file.seek(begin)
+    found = 0
+    while raw := file.read(min(CHUNK_BYTES, end - file.tell())):
+        found = zlib.crc32(raw, found)
+    return found
 
 
 def pack_pair(key: str, value: int | str) -> bytes:

@@ -6,14 +6,14 @@ Reads each weight once. Does not choose what nests.
 from __future__ import annotations
 
 import hashlib
-import secrets
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from edgespec.errors import ModelError
+from edgespec.files.cache_folder import lower_parts
 from edgespec.files.sampled import sampled_digest
 from edgespec_runtimes.enlarge.gguf.gguf_writer import CHUNK_BYTES, NewModel, pack_pair, read_bytes
 from edgespec_runtimes.enlarge.gguf.ways import nesting_of
@@ -21,7 +21,6 @@ from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.file.layout import BY_TOKEN, EMBEDDINGS, KINDS
 from edgespec_runtimes.gguf.own_draft.nested import (
     ALIGNMENT,
-    PAIR,
     SOURCE,
     SUMMED_BYTES,
     SUMS,
@@ -41,9 +40,9 @@ class CannotNest(Exception):
 
 
 class LowerParts:
-    """The lower parts of a model's weights, written to `file` while their upper parts are read."""
+    """The lower parts of a model's weights."""
 
-    def __init__(self, header: GgufFile, file: BinaryIO, kind: str, whole: Collection[str]) -> None:
+    def __init__(self, header: GgufFile, kind: str, whole: Collection[str]) -> None:
         """The matrices `whole` are not split."""
         self._kind, self._whole = kind, frozenset(whole)
         self.nestings: Mapping[str, Nesting] = {
@@ -59,23 +58,20 @@ class LowerParts:
                 row_bytes = tensor.shape[0] // UNIT * nesting.lower_bytes
                 described.append((tensor.name, _BYTES, (row_bytes, *tensor.shape[1:])))
         alignment = pack_pair("general.alignment", ALIGNMENT)
-        pair = pack_pair(PAIR, secrets.token_hex())
-        pairs = [pack_pair(_ARCHITECTURE, "edgespec-lower-parts"), alignment, pair]
+        self.source = pack_pair(SOURCE, sampled_digest(header.paths, with_times=False))
+        """Metadata of both files."""
+        pairs = [pack_pair(_ARCHITECTURE, "edgespec-lower-parts"), alignment, self.source]
         sums_bytes = 8 * sum(one.nbytes for one in header.tensors) // SUMMED_BYTES
         self.model = NewModel(
             [*pairs, pack_pair(SUMS, _NO_DIGEST.decode())], described, ALIGNMENT, sums_bytes
         )
-        self.pairs = [pack_pair(SOURCE, sampled_digest(header.paths, with_times=False)), pair]
-        """Metadata of the draft."""
-        self._file = file
-        file.write(self.model.head)
 
     def nesting(self, tensor: TensorEntry) -> Nesting | None:
         """The way in which a matrix is split; None if it is not."""
         return None if tensor.name in self._whole else nesting_of(tensor, self._kind)
 
-    def split(self, header: GgufFile, tensor: TensorEntry) -> Iterator[bytes]:
-        """The upper part of a tensor, in pieces; its lower part is written. Raises CannotNest."""
+    def split(self, header: GgufFile, tensor: TensorEntry) -> Iterator[tuple[bytes, bytes]]:
+        """The upper and the lower part of a tensor, in pieces. Raises CannotNest."""
         nesting = self.nestings[tensor.name]
         n_bytes = _CHUNK_UNITS * nesting.file_bytes
         for start in range(0, tensor.nbytes, n_bytes):
@@ -84,24 +80,21 @@ class LowerParts:
             parts = nesting.split(np.frombuffer(raw, np.uint8).reshape(-1, nesting.file_bytes))
             if parts is None:
                 raise CannotNest(tensor.name)
-            self._file.write(parts[1].tobytes())
-            yield parts[0].tobytes()
-        self._file.write(bytes(-self._file.tell() % ALIGNMENT))
+            yield parts[0].tobytes(), parts[1].tobytes()
 
     def seal(self, draft: Path) -> None:
         """Add checksums of the lower parts, which are complete, and of the draft."""
-        file, sums = self._file, []
-        end = file.tell()
-        file.seek(0)
-        with draft.open("rb") as upper:
-            while (left := end - file.tell()) > 0:
-                sums.append(checksums(file.read(min(CHUNK_BYTES, left))))
-            while raw := upper.read(CHUNK_BYTES):
-                sums.append(checksums(raw))
-        joined = np.concatenate(sums).tobytes()
-        file.write(joined)
-        file.seek(self.model.head.index(_NO_DIGEST))
-        file.write(hashlib.sha256(joined).hexdigest().encode())
+        sums = []
+        with draft.open("rb") as upper, lower_parts(draft).open("r+b") as lower:
+            for file in (lower, upper):
+                while raw := file.read(CHUNK_BYTES):
+                    sums.append(checksums(raw))
+            joined = np.concatenate(sums).tobytes()
+            lower.write(joined)
+            lower.seek(self.model.head.index(_NO_DIGEST))
+            lower.write(hashlib.sha256(joined).hexdigest().encode())
+            lower.flush()
+            os.fsync(lower.fileno())
 
 
 def upper_rows(nesting: Nesting, pieces: Iterable[bytes]) -> Iterator[bytes]:

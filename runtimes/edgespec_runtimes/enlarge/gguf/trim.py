@@ -15,7 +15,8 @@ import numpy as np
 
 from edgespec.errors import EdgespecError, ModelError, setting
 from edgespec.files.cache_folder import lower_parts
-from edgespec.files.unfinished import scratch_folder, unfinished_file
+from edgespec.files.sampled import sampled_digest
+from edgespec.files.unfinished import scratch_folder
 from edgespec.memory.process import usable_cores
 from edgespec.ports import Progress
 from edgespec.registry import vocabulary_fingerprint, without_padding
@@ -29,6 +30,7 @@ from edgespec_runtimes.enlarge.gguf.gguf_writer import (
     pack_array,
     pack_pair,
     read_bytes,
+    write_on,
 )
 from edgespec_runtimes.enlarge.gguf.nest import CannotNest, LowerParts, upper_rows
 from edgespec_runtimes.enlarge.gguf.ways import can_be_trimmed, copied_type
@@ -77,20 +79,19 @@ def trim(
     `token_ids`, ascending; if it is one of NESTED, of the upper parts of its weights, and beside it
     the lower ones.
 
-    Raises ModelError for a model that cannot be trimmed or has no such parts, EdgespecError when
-    the disk is too small or fails.
+    Goes on with what an interrupted call left there. Raises ModelError for a model that cannot be
+    trimmed or has no such parts, EdgespecError when the disk is too small or fails.
     """
     check_trimmable(source)
-    if kind not in NESTED:
-        write_trimmed(source, out, token_ids, progress, kind=kind)
-        return
     header, whole = read_header(source), set[str]()
     while True:
         try:
-            with unfinished_file(lower_parts(out)) as file:
-                parts = LowerParts(header, file, kind, whole)
+            if kind in NESTED:
+                parts = LowerParts(header, kind, whole)
                 write_trimmed(source, out, token_ids, progress, parts)
                 parts.seal(out)
+            else:
+                write_trimmed(source, out, token_ids, progress, kind=kind)
             return
         except CannotNest as error:
             whole.add(str(error))
@@ -120,7 +121,7 @@ def write_trimmed(
         return upper_rows(nested, rows) if nested else _converted(head, rows, head_type)
 
     described: list[Description] = [(EMBEDDINGS, head_type, (head.shape[0], len(token_ids)))]
-    contents: list[Iterable[bytes]] = [head_rows()]
+    contents: list[Iterable[bytes | tuple[bytes, ...]]] = [head_rows()]
     for tensor in header.tensors:
         if tensor.name in (_OUTPUT_BIAS, PER_LAYER_EMBEDDINGS):
             described.append((tensor.name, tensor.type, (*tensor.shape[:-1], len(token_ids))))
@@ -132,20 +133,20 @@ def write_trimmed(
         elif tensor.name not in (EMBEDDINGS, OUTPUT):
             described.append((tensor.name, copied_type(tensor, kind), tensor.shape))
             contents.append(_copied(header, tensor, kind))
-    pairs = [*_pairs(header, table, table_type, token_ids), *(parts.pairs if parts else ())]
-    beside_bytes = parts.model.size_bytes if parts else 0
+    pairs = [*_pairs(header, table, table_type, token_ids), *([parts.source] if parts else ())]
     names = header.tensors_by_name
     tables = [names[one] for one in (EMBEDDINGS, PER_LAYER_EMBEDDINGS) if one in names]
     sizes = (copied_type(one, kind).nbytes(math.prod(one.shape)) for one in tables)
     tail_bytes = sum(padded(nbytes, header.alignment) for nbytes in sizes)
-    model = NewModel(pairs, described, header.alignment, tail_bytes, beside_bytes)
+    model = NewModel(pairs, described, header.alignment, tail_bytes)
     # some graphs have an output of their own, and others look up more than embeddings
     if has(header, Trait.ADDS_TO_TOKENS) or not _can_be_opened(model, out):
         described.insert(1, (OUTPUT, *described[0][1:]))
         contents.insert(1, head_rows())
         model = replace(model, tensors=described)
     contents += [_copied(header, one, kind) for one in tables]
-    model.write(out, contents, "writing the draft", progress)
+    models = {out: model} | ({lower_parts(out): parts.model} if parts else {})
+    write_on(models, contents, "writing the draft", progress, sampled_digest(header.paths))
 
 
 def _copied(header: GgufFile, tensor: TensorEntry, kind: str) -> Iterator[bytes]:

@@ -37,9 +37,9 @@ from edgespec_runtimes.gguf.file.layout import padded
 from edgespec_runtimes.gguf.own_draft.nesting import MERGING_BYTES, NESTINGS, Nesting, as_stored
 from edgespec_runtimes.gguf.weights.segments import SMALL_BYTES, WeightGroup, extent_of
 
-SOURCE, PAIR = "edgespec.draft.nested_in", "edgespec.draft.pair"
-"""Metadata of a draft: digest of the file whose upper parts it has, and what the file of the lower
-ones has, too. Their names change with the format."""
+SOURCE = "edgespec.draft.nested_in"
+"""Metadata of a draft and of lower parts: digest of the file of which they have parts. Its name
+changes with the format."""
 SUMS = "edgespec.draft.checksums"
 """Metadata of lower parts: digest of what follows them, checksums of their blocks and the draft's.
 """
@@ -101,7 +101,7 @@ def _opened_lower(draft: GgufFile, target: GgufFile) -> tuple[GgufFile, np.ndarr
     except (ModelError, OSError) as error:
         raise ModelError(f"{marked(error)}: {MAKE_AGAIN}") from error
     digest = hashlib.sha256(sums).hexdigest()
-    is_pair = (lower.text(PAIR, ""), lower.text(SUMS, "")) == (draft.text(PAIR, ""), digest)
+    is_pair = (lower.text(SOURCE, ""), lower.text(SUMS, "")) == (draft.text(SOURCE), digest)
     if not is_pair or source != draft.text(SOURCE):
         what = target.path if is_pair else path
         raise ModelError(f"{what} is not the file that {draft.path} was made with: {MAKE_AGAIN}")
