@@ -216,7 +216,7 @@ MOST_LINES = {
     "batch": 509,
     "bench": 1238,
     "chat": 1399,
-    "cli": 4496,
+    "cli": 4495,
     "completions": 3732,
     "concurrency": 481,
     "diagnosis": 482,

@@ -21,10 +21,12 @@ from edgespec.cli.flags import groups
 from edgespec.cli.flags import parser as flags
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import Sentence, setting
+from edgespec.memory.budget import MIB
 from edgespec.models import packaged
 from edgespec.models.embedded import embedded_pair
 from edgespec.models.model_files import copies, files_of, largest_of, size_of
 from edgespec.ports.baselines import Baseline
+from edgespec.session import session
 from edgespec.settings.base import in_flags
 from edgespec.settings.config import LoadSettings, SamplingParams
 
@@ -163,6 +165,15 @@ def unenlarged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "target.gguf"
     shutil.copy(embedded_pair().target, target)
     monkeypatch.setattr(bench.demo, "enlarged", lambda *_: target)
+
+
+def test_half_of_a_small_model_is_no_budget():
+    """A bench of a model of 98 MB was refused, whatever it was asked for."""
+    limited = bench._limited(LoadSettings(model=embedded_pair().target))
+    budget = int(bench.BUDGET_SHARE * limited.memory_budget)
+    assert session.plan(limited.but({"memory_budget": budget})).smallest_bytes <= budget
+    given = LoadSettings(model=embedded_pair().target, memory_budget="5MiB")
+    assert bench._limited(given).memory_budget == 5 * MIB
 
 
 def test_a_note_of_a_run_names_flags(monkeypatch: pytest.MonkeyPatch):

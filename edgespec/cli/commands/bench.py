@@ -43,11 +43,12 @@ from edgespec.errors import EdgespecError, marked
 from edgespec.extras import installed_version
 from edgespec.files.named_errors import check_output
 from edgespec.jobs import limits
-from edgespec.jobs.limits import Limiter, ProcessLimits
+from edgespec.jobs.limits import ProcessLimits
 from edgespec.memory import process
+from edgespec.memory.budget import MIB
 from edgespec.memory.process import resolve_budget
 from edgespec.models.model_files import size_of
-from edgespec.ports.baselines import Baselines
+from edgespec.session import session
 from edgespec.settings.base import in_flags
 from edgespec.settings.config import LoadSettings
 
@@ -76,8 +77,8 @@ Of several drafts (-md A -md B) each runs in every mode that drafts, as a row of
 target itself for its own layer (MTP). A draft that cannot guess for the target is left out, with
 the reason.
 
-Each run's process may take --memory-budget, and without that flag half of the target's size; auto
-is no limit. Without -m the embedded target is enlarged to 1 GiB, once.
+Each run's process may take --memory-budget, otherwise half of the target's size or the least that
+works; auto is no limit. Without -m the embedded target is enlarged to 1 GiB, once.
 
 examples:
   edgespec bench --quick
@@ -153,7 +154,11 @@ def measure(args: argparse.Namespace, settings: BenchSettings, console: Console)
         load = load.but({"model": demo.enlarged(SIZE, console)})
     began, load, target = datetime.now().astimezone(), _limited(load), load.model
     memory_bytes = None if load.memory_budget == "auto" else resolve_budget(load.memory_budget)
-    limiter = _limiter(ProcessLimits(memory_bytes, load.read_limit), target, console)
+    process_limits = ProcessLimits(memory_bytes, load.read_limit)
+    limiter, reasons = limits.find(process_limits, target)
+    if process_limits and limiter is limits.UNLIMITED:
+        why = f"limits cannot be set here ({'; '.join(reasons)})"
+        console.note(f"{why}: nothing is limited but edgespec's own reads")
     given: dict[str, Any] = {"read_limit": load.read_limit if limiter is limits.UNLIMITED else None}
     if memory_bytes is not None:
         given["memory_budget"] = budget = int(BUDGET_SHARE * memory_bytes)
@@ -177,10 +182,12 @@ def measure(args: argparse.Namespace, settings: BenchSettings, console: Console)
     if not results.raw:
         raise EdgespecError(f"nothing could be measured: {results.failures[0].reason}")
     raw = spread(results.raw)
+    versions = {"edgespec": installed_version(), "Python": platform.python_version()}
+    versions |= dict([library.LIBRARY.rsplit(" ", 1)] if library else ())
     return BenchReport(
         command=shlex.join(["edgespec", *sys.argv[1:]]),
         began=began.isoformat(timespec="seconds"),
-        versions=_versions(library),
+        versions=versions,
         machine=this_machine(load.threads or process.usable_cores()),
         target=_model_file(target),
         drafts=[_model_file(path) for path in bench.drafts],
@@ -203,9 +210,18 @@ def measure(args: argparse.Namespace, settings: BenchSettings, console: Console)
 
 
 def _limited(load: LoadSettings) -> LoadSettings:
-    """The settings with a bench's defaults: a context for its texts, half of the target's size."""
+    """The settings with a bench's defaults: a context for its texts, and half of the target's size,
+    or the smallest budget that works."""
     usual = {"ctx_size": 512, "memory_budget": size_of(load.model) // 2}
-    return load.but({k: v for k, v in usual.items() if k not in load.model_fields_set})
+    limited = load.but({k: v for k, v in usual.items() if k not in load.model_fields_set})
+    try:
+        budget = int(BUDGET_SHARE * usual["memory_budget"])
+        session.plan(limited.but({"memory_budget": budget, "optional_draft": False}))
+    except EdgespecError as error:  # which the survey tells of
+        needed = getattr(error, "smallest_bytes", None)
+        if needed and "memory_budget" not in load.model_fields_set:
+            return limited.but({"memory_budget": int(needed / BUDGET_SHARE) + MIB})
+    return limited
 
 
 def chosen_prompts(settings: BenchSettings) -> list[Prompt]:
@@ -217,23 +233,6 @@ def chosen_prompts(settings: BenchSettings) -> list[Prompt]:
         Prompt(f"{number} {(text.strip() or 'blank').splitlines()[0][:PROMPT_WIDTH]}", text)
         for number, text in enumerate(texts[:n_texts], 1)
     ]
-
-
-def _limiter(requested: ProcessLimits, target: Path, console: Console) -> Limiter:
-    """The first limiter that works here; writes a note if none does."""
-    limiter, reasons = limits.find(requested, target)
-    if requested and limiter is limits.UNLIMITED:
-        why = f"limits cannot be set here ({'; '.join(reasons)})"
-        console.note(f"{why}: nothing is limited but edgespec's own reads")
-    return limiter
-
-
-def _versions(library: Baselines | None) -> dict[str, str]:
-    versions = {"edgespec": installed_version(), "Python": platform.python_version()}
-    if library:
-        name, _, number = library.LIBRARY.rpartition(" ")
-        versions[name] = number
-    return versions
 
 
 def _model_file(path: Path) -> ModelFile:
