@@ -218,23 +218,14 @@ def test_an_answer_that_will_be_the_same_is_not_asked_for_twice(hub, tmp_path, s
 OUTSIDE = ["../../../x", "/tmp/x", "..", "a/b", "", "a" * 39, "a" * 63, "g" * 64, "a" * 65, None]
 
 
-@pytest.mark.parametrize("sha256", OUTSIDE)
-def test_a_checksum_that_is_none_is_refused_and_nothing_is_written(hub, tmp_path, sha256):
-    assert_refused(hub, tmp_path, {"sha256": sha256})
-
-
-@pytest.mark.parametrize("blob_id", OUTSIDE)
-def test_a_git_checksum_that_is_none_is_refused_and_nothing_is_written(hub, tmp_path, blob_id):
-    assert_refused(hub, tmp_path, {"lfs": None, "blobId": blob_id})
-
-
-def assert_refused(hub: FakeHub, folder: Path, told: dict[str, object]) -> None:
-    hub.told = told
-    cache = folder / "deep/in/here"
+@pytest.mark.parametrize("outside", OUTSIDE)
+@pytest.mark.parametrize("name", ["sha256", "blobId"])
+def test_a_checksum_that_is_none_is_refused_and_nothing_is_written(hub, tmp_path, name, outside):
+    hub.told = {name: outside} | ({"lfs": None} if name == "blobId" else {})
     with pytest.raises(FetchError):
-        fetch(hub, cache)
+        fetch(hub, tmp_path / "deep/in/here")
     assert hub.ranges == []
-    assert not any(path.is_file() for path in folder.rglob("*"))
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
 def test_a_small_file_is_held_against_git_s_own_checksum(hub, tmp_path):
