@@ -29,7 +29,9 @@ PROMPT = "def read(path):\n    with open(path) as file:\n"
 TARGET_BYTES = 48 << 20
 RULES = EngineSettings(remember=False, step_aside=False, lookup=False)
 FEW = EngineSettings(remember=False, step_aside=False, lookup=False, draft_max=1)
-TIMELESS = FEW.but(fallback="full", no_overlap=True, draft_max=8)
+TIMELESS = EngineSettings(
+    **FEW.model_dump() | {"fallback": "full", "no_overlap": True, "draft_max": 8}
+)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ $$x = \frac{-b}{a}$$
 """
 EVERYTHING = FORMULAS + "\n```python\ndef f(x):\n    return 1 + 'a'  # b\n```\n> quoted `code`\n"
 ORIGINS = [("The ", "target"), ("sum ", "draft"), ("of two", "lookup"), ("!", "recycled")]
-TAB = "\ue004"
 
 CONTRAST = r"""
 const canvas = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});

@@ -73,12 +73,12 @@ def test_limits_of_guesses_need_no_draft() -> None:
     rules = EngineSettings(draft_max=5)
     plan = edgespec.plan(load_settings(least() + MIB // 2), rules)
     assert plan.max_nodes == 6 and not any("draft_max" in note for note in plan.notes)
-    for idle in (rules, rules.but(lookup=False)):
+    for idle in (rules, rules.model_copy(update={"lookup": False})):
         told = edgespec.plan(load_settings("4GiB"), idle).notes
         assert any(
             "for `draft_max` to have an effect, name a draft with `draft`" in n for n in told
         )
-    assert not edgespec.plan(load_settings("4GiB"), rules.but(lookup=True)).notes
+    assert not edgespec.plan(load_settings("4GiB"), rules.model_copy(update={"lookup": True})).notes
 
 
 @pytest.mark.usefixtures("_fixed_process")
