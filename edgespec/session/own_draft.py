@@ -53,8 +53,8 @@ MEASURING_S = 30.0
 DIGITS = 12
 """Digits of a target's digest in the names of its drafts."""
 OTHERWISE = f"name a small model of its family with {setting.draft}, or use {setting.lookup(True)}"
-N_CLASSES = 8
-"""Budgets that are equal in eighths of the target's size share a choice."""
+N_CLASSES = 16
+"""Budgets that are equal in sixteenths of the target's size share a choice."""
 LIKE_DISK = 3.0
 """Ratio within which the speeds of two disks are about the same, as samples of one differ."""
 
@@ -101,18 +101,15 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
     if mine.refusal:
         again = f"`edgespec models draft TARGET OUT` measures again, for {setting.draft}"
         raise NoGain(f"{mine.refusal} (measured before; {again})")
-    has_room = True
-    for kind in dict.fromkeys(one.kind for one in (mine, *known.values())):
-        path = _cache_path(target, digest, kind)
-        try:
-            if path.exists():
-                session.plan(settings.model_copy(update={"draft": path}), progress=progress)
-                return path
-        except BudgetError:  # another budget of its class may need a smaller one
-            budget_bytes = process.resolve_budget(settings.memory_budget)
-            has_room &= kind != mine.kind or mine.budget_bytes > budget_bytes
-        except ModelError:  # damaged, or made of another file: it is made again
-            pass
+    has_room, path = True, _cache_path(target, digest, mine.kind)
+    try:
+        if path.exists():
+            session.plan(settings.model_copy(update={"draft": path}), progress=progress)
+            return path
+    except BudgetError:  # another budget of its class may need a smaller one
+        has_room = mine.budget_bytes > process.resolve_budget(settings.memory_budget)
+    except ModelError:  # damaged, or made of another file: it is made again
+        pass
     if has_room:
         try:
             cache_folder.make_folder()
@@ -321,5 +318,5 @@ def _key(target: Path, memory_budget: int | str) -> tuple[str, str]:
     files = registry.describe(target).files
     size_bytes = sum(path.stat().st_size for path in files)
     budget_bytes = process.resolve_budget(memory_budget)
-    eighths = min(N_CLASSES, N_CLASSES * budget_bytes // max(1, size_bytes))
-    return sampled_digest(files, with_times=False)[:DIGITS], f"{eighths}/{N_CLASSES}"
+    share = min(N_CLASSES, N_CLASSES * budget_bytes // max(1, size_bytes))
+    return sampled_digest(files, with_times=False)[:DIGITS], f"{share}/{N_CLASSES}"

@@ -148,7 +148,7 @@ def test_the_command_line_uses_one_that_was_made_for_such_a_budget_and_disk(
     draft = cache / f"{TARGET.stem}-self-q2_k-{digest}.gguf"
     draft.symlink_to(embedded_pair().draft)
     made = {"kind": "q2_k", "disk_bytes_per_s": 1e9}
-    JsonFile(cache_folder.drafts(), digest).write({"8/8": made})
+    JsonFile(cache_folder.drafts(), digest).write({"16/16": made})
     plan = ["plan", "-m", str(TARGET), "--memory-budget"]
     for budget, disk, is_used in (("1GiB", 2e9, True), ("1MiB", 1e9, False), ("1GiB", 4e9, False)):
         monkeypatch.setattr(disk_speed, "bytes_per_second", lambda *given, disk=disk, **limit: disk)
@@ -159,7 +159,7 @@ def test_the_command_line_uses_one_that_was_made_for_such_a_budget_and_disk(
         assert draft.stem not in "".join(capsys.readouterr())
 
 
-@pytest.mark.parametrize("content", [[1], 3, {"8/8": 3, "1/8": {"kind": []}}])
+@pytest.mark.parametrize("content", [[1], 3, {"16/16": 3, "1/16": {"kind": []}}])
 def test_damaged_notes_about_drafts_count_as_none(cache: Path, content: object) -> None:
     """Each command with this model had ended with an AttributeError."""
     digest = sampled_digest([TARGET], with_times=False)[: own_draft.DIGITS]
