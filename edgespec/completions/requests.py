@@ -82,14 +82,14 @@ class Reasoning(RequestPart):
 
 
 class NamedFunction(RequestPart):
-    """The function to call, as `tool_choice` of Responses names it."""
+    """A function, as `tool_choice` of Responses names it."""
 
     type: Literal["function"] = "function"
     name: str
 
 
 class NamedTool(RequestPart):
-    """The function to call, as `tool_choice` of a chat names it."""
+    """A function, as `tool_choice` of a chat names it."""
 
     type: Literal["function"] = "function"
     function: NamedFunction
@@ -98,15 +98,20 @@ class NamedTool(RequestPart):
 class AllowedTools(RequestPart):
     """The functions that may be called, or one of which must be."""
 
+    type: Literal["allowed_tools"] = "allowed_tools"
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1)]
+    tools: Annotated[list[NamedTool | NamedFunction], Field(min_length=1)]
 
 
-class ToolsChoice(RequestPart):
-    """Some of the tools, as `tool_choice` of a chat names them."""
+def _unwrapped(choice: Any) -> Any:
+    """Allowed tools as Responses names them, which a chat has in a field of their type."""
+    return choice.get("allowed_tools", choice) if isinstance(choice, dict) else choice
 
-    type: Literal["allowed_tools"]
-    allowed_tools: AllowedTools
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedTool | NamedFunction | AllowedTools | None,
+    BeforeValidator(_unwrapped),
+]
 
 
 class SamplingRequest(ParsedRequest):
@@ -215,7 +220,7 @@ class ChatRequest(CommonRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     tools: Annotated[list[dict[str, Any]], AfterValidator(_named_tools)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | ToolsChoice | None = None
+    tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     """Passed to the chat template as a variable."""
@@ -243,7 +248,7 @@ class ChatRequest(CommonRequest):
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
         choice = self.tool_choice
-        if isinstance(choice, ToolsChoice) and choice.allowed_tools.mode == "auto":
+        if isinstance(choice, AllowedTools) and choice.mode == "auto":
             return self._named(choice)
         return None if choice == "none" else self.tools
 
@@ -251,21 +256,19 @@ class ChatRequest(CommonRequest):
     def required_tools(self) -> list[dict[str, Any]] | None:
         """Tools of which one must be called; None if no call is required. Raises RequestError."""
         choice = self.tool_choice
-        if choice is None or choice in ("none", "auto"):
-            return None
-        if isinstance(choice, ToolsChoice) and choice.allowed_tools.mode == "auto":
+        if getattr(choice, "mode", choice) in (None, "none", "auto"):
             return None
         return self._named(choice)
 
-    def _named(self, choice: str | NamedTool | ToolsChoice) -> list[dict[str, Any]]:
+    def _named(self, choice: ToolChoice) -> list[dict[str, Any]]:
         """The tools that a choice names, or all. Raises RequestError."""
         tools = {tool["function"]["name"]: tool for tool in self.tools or ()}
         if not tools:
             raise RequestError("tool_choice asks for a call, but tools is empty", "tool_choice")
-        if isinstance(choice, str):
+        if choice is None or isinstance(choice, str):
             return [*tools.values()]
-        chosen = choice.allowed_tools.tools if isinstance(choice, ToolsChoice) else [choice]
-        names = [one.function.name for one in chosen]
+        chosen = choice.tools if isinstance(choice, AllowedTools) else [choice]
+        names = [one.function.name if isinstance(one, NamedTool) else one.name for one in chosen]
         if (name := next((name for name in names if name not in tools), None)) is not None:
             raise RequestError(
                 f"tool_choice names {name!r}; the tools are {', '.join(tools)}", "tool_choice"

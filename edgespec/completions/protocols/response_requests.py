@@ -15,14 +15,14 @@ from edgespec.completions.protocols.request_parts import RequestPart, call_of, r
 from edgespec.completions.requests import (
     ChatRequest,
     JsonSchema,
-    NamedFunction,
     Reasoning,
     SamplingRequest,
+    ToolChoice,
     callable_tools,
 )
 from edgespec.settings.config import INT32_MAX
 
-_PASSED = {"model", "parallel_tool_calls", "chat_template_kwargs", "reasoning"}
+_PASSED = {"model", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "reasoning"}
 """Fields that a chat request has, too, besides those of sampling."""
 
 
@@ -36,14 +36,6 @@ class TextSettings(RequestPart):
     format: TextFormat = TextFormat()
 
 
-class AllowedFunctions(RequestPart):
-    """Some of the tools, as `tool_choice` of Responses names them."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: list[NamedFunction]
-
-
 class ResponsesRequest(SamplingRequest):
     """A request to `/v1/responses`."""
 
@@ -52,9 +44,7 @@ class ResponsesRequest(SamplingRequest):
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None = (
-        None
-    )
+    tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
     text: TextSettings = TextSettings()
@@ -87,13 +77,6 @@ class ResponsesRequest(SamplingRequest):
             with reading(f"input.{max(0, place - n_earlier)}", "input"):
                 reader.read(item)
         tools = [_tool(tool, at) for at, tool in callable_tools(self.tools or (), "function")]
-        choice: Any = self.tool_choice
-        if isinstance(choice, NamedFunction):
-            choice = {"function": {"name": choice.name}}
-        elif isinstance(choice, AllowedFunctions):
-            named = [{"function": {"name": tool.name}} for tool in choice.tools]
-            allowed = {"mode": choice.mode, "tools": named}
-            choice = {"type": "allowed_tools", "allowed_tools": allowed}
         form = self.text.format
         schema = None if form.schema_ is None else {"name": form.name, "schema": form.schema_}
         passed = {*SamplingRequest.model_fields, *_PASSED}
@@ -102,7 +85,6 @@ class ResponsesRequest(SamplingRequest):
             "max_completion_tokens": self.max_output_tokens,
             "response_format": {"type": form.type, "json_schema": schema},
             "tools": tools or None,
-            "tool_choice": choice,
         }
         return ChatRequest.parse(fields)
 
