@@ -222,7 +222,7 @@ MOST_LINES = {
     "diagnosis": 482,
     "engine": 3967,
     "enlarge": 1144,
-    "gguf": 11552,
+    "gguf": 11553,
     "grammar": 844,
     "hub": 449,
     "jobs": 421,

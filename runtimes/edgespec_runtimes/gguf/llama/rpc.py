@@ -142,7 +142,8 @@ class ServerCalls:
     def run(self, call: Callable[[], T]) -> T:
         """The result of a call. Raises what it raises, and TargetLost."""
         future: Future[T] = Future()
-        self._queue.put((future, call))
+        if not self.is_lost:
+            self._queue.put((future, call))
         while not self.is_lost:
             if wait([future], timeout=POLL_S).done:
                 return future.result()
