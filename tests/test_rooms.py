@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 1238,
     "chat": 1399,
     "cli": 4495,
-    "completions": 3717,
+    "completions": 3722,
     "concurrency": 481,
     "diagnosis": 482,
     "engine": 3967,
