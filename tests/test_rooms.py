@@ -218,7 +218,7 @@ MOST_LINES = {
     "chat": 1399,
     "cli": 4495,
     "completions": 3722,
-    "concurrency": 481,
+    "concurrency": 480,
     "diagnosis": 482,
     "engine": 3967,
     "enlarge": 1144,

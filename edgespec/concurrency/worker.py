@@ -108,14 +108,13 @@ def result_of(call: Future[T], check: Callable[[], None] | None = None) -> T:
 
 
 def _work(queue: Calls) -> None:
-    while (made := queue.get()) is not None:
-        future, call, ending = made
+    for future, call, ending in iter(queue.get, None):
         _ENDING.set(ending)
         try:
             future.set_result(call())
         except BaseException as error:  # noqa: BLE001 - raised to whoever waits
             future.set_exception(error)
-        del made, future, call, ending  # nothing of a call is kept until the next one
+        del future, call, ending  # nothing of a call is kept until the next one
 
 
 def _end_thread(queue: Calls, thread: threading.Thread) -> None:
