@@ -23,7 +23,7 @@ from edgespec.settings.config import LoadSettings
 
 MAX_FRAMES = 7
 """Most frames from the loop to llama.cpp's pass."""
-MAX_CLASSES, MAX_FILES = 23, 26
+MAX_CLASSES, MAX_FILES = 20, 24
 """Most classes and files of the product in the median round with one text and a draft."""
 OURS = (edgespec.__path__[0], edgespec_runtimes.__path__[0])
 
@@ -75,15 +75,15 @@ def test_a_round_is_shallow_and_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     embedded = embedded_pair()
     load = LoadSettings(model=embedded.target, draft=embedded.draft, ctx_size=256)
     with session.load(load, EngineSettings(step_aside=False, remember=False)) as running:
-        from edgespec_runtimes.gguf.context.rows import RowBatch
+        from edgespec_runtimes.gguf import model
 
-        fill = RowBatch.fill
+        fill = model.fill
 
-        def measured(batch: RowBatch, rows: Any, with_logits: Any) -> None:
+        def measured(batch: Any, rows: Any, with_logits: Any) -> None:
             depths.append(depth_below(sys._getframe(1), "Scheduler.run"))  # calls llama_decode
             fill(batch, rows, with_logits)
 
-        monkeypatch.setattr(RowBatch, "fill", measured)
+        monkeypatch.setattr(model, "fill", measured)
         running.generate("def read(path):\n", max_tokens=60)
     by_width = sorted(profile.rounds, key=lambda each: len(each.classes) + len(each.files))
     one = by_width[len(by_width) // 2]

@@ -11,7 +11,7 @@ from source_cases import ask, text_of, tokens_of
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources import lookup as lookup_module
-from edgespec.engine.sources.lookup import BYTES, KINDS, LookupSource, TextIndex
+from edgespec.engine.sources.lookup import BYTES, KINDS, LookupSource, TextIndex, extend, truncate
 from edgespec.engine.sources.mixer import Mixer
 from edgespec.engine.sources.source import Opinion
 from edgespec.pool import line
@@ -25,7 +25,7 @@ TEXTS = st.lists(st.integers(0, 3), max_size=60)
 
 def index_of(tokens: Sequence[int]) -> TextIndex:
     index = TextIndex()
-    index.extend(tokens)
+    extend(index, tokens)
     return index
 
 
@@ -51,7 +51,7 @@ def test_what_followed_the_words_is_found_the_last_ones_first(
             alike += 1
         if alike >= 2:
             expected.append((text[place + 1], alike))
-    found = index_of(text).after(words)
+    found = lookup_module.after(index_of(text), words)
     # other pairs may share a hash and take a few of the places that a search looks at
     assert found == expected[: len(found)]
     assert len(found) >= min(len(expected), lookup_module.MAX_PLACES // 2)
@@ -62,12 +62,14 @@ def test_a_text_cut_short_and_gone_on_is_the_text_that_it_is(
     text: list[int], n_kept: int, rest: list[int]
 ) -> None:
     index, whole = index_of(text), text[:n_kept] + rest
-    index.truncate(min(n_kept, len(text)))
-    index.extend(rest)
+    truncate(index, min(n_kept, len(text)))
+    extend(index, rest)
     assert index.tokens.tolist() == whole
     for a in range(4):
         for b in range(4):
-            assert index.after([a, b]) == index_of(whole).after([a, b])
+            assert lookup_module.after(index, [a, b]) == lookup_module.after(
+                index_of(whole), [a, b]
+            )
 
 
 # The source

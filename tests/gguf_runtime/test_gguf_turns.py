@@ -11,8 +11,9 @@ import pytest
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.text import N_LEFT
 from edgespec.registry import ModelRequest
+from edgespec_runtimes.gguf import model as gguf_model
 from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.context.rows import RowBatch, Rows
+from edgespec_runtimes.gguf.context.rows import Rows
 from edgespec_runtimes.gguf.model import GgufModel
 from engine_cases import GREEDY, finish
 from engine_cases import AskedEngine as Engine
@@ -58,13 +59,13 @@ def open_model(request: pytest.FixtureRequest, hybrid: Path) -> Iterator[Open]:
 def n_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each pass from now on."""
     rows: list[int] = []
-    fill = RowBatch.fill
+    fill = gguf_model.fill
 
-    def counting(batch: RowBatch, computed: Rows, with_logits: Any) -> None:
+    def counting(batch: Any, computed: Rows, with_logits: Any) -> None:
         rows.append(len(computed))
         fill(batch, computed, with_logits)
 
-    monkeypatch.setattr(RowBatch, "fill", counting)
+    monkeypatch.setattr(gguf_model, "fill", counting)
     return rows
 
 

@@ -9,7 +9,9 @@ here every text is in an index of its own, which is kept after its end. Knows no
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from edgespec.engine.sources.source import Opinion, Source
@@ -44,6 +46,7 @@ BYTES = N_CLIENTS * 2 * (N_HEADS * 4 + N_TOKENS * 8)
 """Memory that the indexes of recent texts take together, at most."""
 
 
+@dataclass(slots=True)
 class TextIndex:
     """Index of token pairs with about nine bytes per token, as hash chains like those of LZ77.
 
@@ -51,50 +54,48 @@ class TextIndex:
     same pair. Positions are then compared backwards.
     """
 
-    def __init__(self) -> None:
-        self.tokens: array[int] = array("i")
-        self._before: array[int] = array("i")
-        """For each position the previous one with the same hash, or -1."""
-        self._heads: array[int] = array("i", [-1]) * N_HEADS
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    before: array[int] = field(default_factory=lambda: array("i"))
+    """For each position the previous one with the same hash, or -1."""
+    heads: array[int] = field(default_factory=lambda: array("i", [-1]) * N_HEADS)
 
-    def __len__(self) -> int:
-        return len(self.tokens)
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            place, before = len(self.tokens), -1
-            self.tokens.append(token)
-            if place:
-                head = _head(self.tokens[place - 1], token)
-                before, self._heads[head] = self._heads[head], place
-            self._before.append(before)
+def extend(index: TextIndex, tokens: Sequence[int]) -> None:
+    for token in tokens:
+        place, before = len(index.tokens), -1
+        index.tokens.append(token)
+        if place:
+            head = _head(index.tokens[place - 1], token)
+            before, index.heads[head] = index.heads[head], place
+        index.before.append(before)
 
-    def truncate(self, n_tokens: int) -> None:
-        for place in range(len(self.tokens) - 1, max(n_tokens, 1) - 1, -1):
-            head = _head(self.tokens[place - 1], self.tokens[place])
-            self._heads[head] = self._before[place]
-        del self.tokens[n_tokens:]
-        del self._before[n_tokens:]
 
-    def after(self, words: Sequence[int], least: int = MIN_MATCH) -> list[tuple[int, int]]:
-        """Tokens that followed earlier occurrences of the last of `words`, the latest first, each
-        with the number of matching tokens, at least `least`."""
-        if len(words) < MIN_MATCH:
-            return []
-        tokens, found = self.tokens, []
-        place = self._heads[_head(words[-2], words[-1])]
-        for _ in range(MAX_PLACES):
-            if place < 0:
+def truncate(index: TextIndex, n_tokens: int) -> None:
+    for place in range(len(index.tokens) - 1, max(n_tokens, 1) - 1, -1):
+        head = _head(index.tokens[place - 1], index.tokens[place])
+        index.heads[head] = index.before[place]
+    del index.tokens[n_tokens:]
+    del index.before[n_tokens:]
+
+
+def after(index: TextIndex, words: Sequence[int], least: int = MIN_MATCH) -> list[tuple[int, int]]:
+    """Tokens that followed earlier occurrences of the last of `words`, the latest first, each with
+    the number of matching tokens, at least `least`."""
+    if len(words) < MIN_MATCH:
+        return []
+    tokens, found, place = index.tokens, [], index.heads[_head(words[-2], words[-1])]
+    for _ in range(MAX_PLACES):
+        if place < 0:
+            break
+        alike = 0
+        for back, word in enumerate(reversed(words)):
+            if back > place or tokens[place - back] != word:
                 break
-            alike = 0
-            for back, word in enumerate(reversed(words)):
-                if back > place or tokens[place - back] != word:
-                    break
-                alike += 1
-            if alike >= least and place + 1 < len(tokens):
-                found.append((tokens[place + 1], alike))
-            place = self._before[place]
-        return found
+            alike += 1
+        if alike >= least and place + 1 < len(tokens):
+            found.append((tokens[place + 1], alike))
+        place = index.before[place]
+    return found
 
 
 def _head(one: int, other: int) -> int:
@@ -124,7 +125,7 @@ class LookupSource(Source):
 
     def __init__(self, eog_tokens: frozenset[int] = frozenset()) -> None:
         super().__init__(eog_tokens)
-        self._own: dict[int, TextIndex] = {}
+        self._own: dict[int, TextIndex] = defaultdict(TextIndex)
         """Index of each slot's text."""
         self._recent: dict[str, list[TextIndex]] = {}
         """Indexes of each client's recent texts, the newest one last."""
@@ -139,20 +140,20 @@ class LookupSource(Source):
     def end(self, text: Text, new: Sequence[int]) -> None:
         indexes, new = self._recent.get(text.terms.client), new[-N_TOKENS:]
         if indexes is not None:
-            if not indexes or len(indexes[-1]) + len(new) > N_TOKENS:
+            if not indexes or len(indexes[-1].tokens) + len(new) > N_TOKENS:
                 indexes[:] = [*indexes[-1:], TextIndex()]
-            indexes[-1].extend(new)
+            extend(indexes[-1], new)
 
     def answer(self, pool: Pool, node: int, text: Text) -> Opinion | None:
         own, branch = self._own[text.slot.number], pool.token[pool.path(node)].tolist()
         words = (*own.tokens[-MAX_MATCH:], *branch)[-MAX_MATCH:]
-        places = own.after(words)
+        places = after(own, words)
         longest = max((alike for _, alike in places), default=0)
         is_others = False
         if longest < MAX_MATCH:
             recent = self._recent.get(text.terms.client, ())
             others = [
-                one for index in reversed(recent) for one in index.after(words, MIN_RECENT_MATCH)
+                one for each in reversed(recent) for one in after(each, words, MIN_RECENT_MATCH)
             ]
             is_others = max((alike for _, alike in others), default=0) > longest
             places = others if is_others else places
@@ -164,16 +165,15 @@ class LookupSource(Source):
         return self.opinion(kind, tokens, shares)
 
     def read(self, text: Text) -> None:
-        own = self._own.setdefault(text.slot.number, TextIndex())
-        if len(own) < len(text.slot.committed):
+        own, committed = self._own[text.slot.number], text.slot.committed
+        if len(own.tokens) < len(committed):
             self.rest(text)
-            own.extend(text.slot.committed[len(own) :])
+            extend(own, committed[len(own.tokens) :])
 
     def follow(self, pool: Pool, text: Text, path: Sequence[int], root: int) -> None:
-        self._own[text.slot.number].extend(pool.token[list(path)].tolist())
+        extend(self._own[text.slot.number], pool.token[list(path)].tolist())
         self.rest(text)
 
     def rewind(self, slot: int, n_tokens: int) -> None:
         super().rewind(slot, n_tokens)
-        if slot in self._own:
-            self._own[slot].truncate(n_tokens)
+        truncate(self._own[slot], n_tokens)

@@ -24,7 +24,7 @@ from edgespec.ports.baselines import (
     measured,
 )
 from edgespec.values import RoundStats
-from edgespec_runtimes.gguf.context.rows import RowBatch, Rows
+from edgespec_runtimes.gguf.context.rows import RowBatch, Rows, fill
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.llama import loading, log
@@ -168,7 +168,7 @@ class _LlamaModel(Closeable):
             first, n_rows = position + begin, len(chunk)
             with_logits = range(n_rows - 1 if is_prompt else 0, n_rows)
             rows = Rows([*chunk], [*range(first, first + n_rows)], [[0]] * n_rows)
-            self._batch.fill(rows, with_logits)
+            fill(self._batch, rows, with_logits)
             with self._threads.computing(is_resident=True) if self._threads else nullcontext():
                 code = lib.llama_decode(self._context, self._batch.raw)
             if code:

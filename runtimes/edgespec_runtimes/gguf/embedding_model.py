@@ -21,7 +21,7 @@ from edgespec.ports import EmbeddingModel, Progress
 from edgespec.registry import ModelRequest, PreparedEmbedder
 from edgespec.values import ModelInfo, PagingStats
 from edgespec_runtimes.gguf.context import contexts
-from edgespec_runtimes.gguf.context.rows import RowBatch, Rows
+from edgespec_runtimes.gguf.context.rows import RowBatch, Rows, fill
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES
 from edgespec_runtimes.gguf.llama import loading
@@ -167,7 +167,7 @@ class GgufEmbedder(EmbeddingModel):
             self._weights.begin_pass(n_tokens)
             try:
                 lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
-                self._batch.fill(rows, range(n_tokens))
+                fill(self._batch, rows, range(n_tokens))
                 code = int(lib.llama_decode(self._context, self._batch.raw))
             finally:
                 self._weights.end_pass()

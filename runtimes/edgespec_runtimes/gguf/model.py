@@ -27,7 +27,7 @@ from edgespec_runtimes.gguf.context.cell_order import Texts
 from edgespec_runtimes.gguf.context.cells import LlamaMemory
 from edgespec_runtimes.gguf.context.recurrent import RecurrentText
 from edgespec_runtimes.gguf.context.recurrent_draft import RecurrentDraft
-from edgespec_runtimes.gguf.context.rows import RowBatch, Rows, in_order, rows_of
+from edgespec_runtimes.gguf.context.rows import RowBatch, Rows, fill, in_order, rows_of
 from edgespec_runtimes.gguf.context.sequences import HOME
 from edgespec_runtimes.gguf.context.windows import is_supported
 from edgespec_runtimes.gguf.feature_tap import FeatureTap
@@ -382,7 +382,7 @@ class GgufModel(KeptTexts):
 
     def _compute(self, rows: Rows, with_logits: Collection[int]) -> int:
         """Compute a pass over `rows`; returns llama_decode's code."""
-        self._batch.fill(rows, with_logits)
+        fill(self._batch, rows, with_logits)
         with self._computing():
             return int(lib.llama_decode(self._context, self._batch.raw))
 

@@ -99,37 +99,36 @@ class RowBatch:
     """llama.cpp's batch of the rows of a pass, in arrays of ours."""
 
     def __init__(self, n_rows: int, n_sequences: int, n_values: int = 0) -> None:
-        """A batch of up to `n_rows` rows in up to `n_sequences` sequences each.
-
-        Rows are tokens, or embeddings of `n_values`.
-        """
+        """Up to `n_rows` rows, each in up to `n_sequences` sequences: tokens, or embeddings of
+        `n_values`."""
         self.embeddings = np.zeros((n_rows, n_values), np.float32)
         """Embeddings of rows, to be written: float32 [n_rows, n_values]."""
         # embeddings have positions in each of the sections that some models rotate
-        self._n_sections = _N_SECTIONS if n_values else 1
+        self.n_sections = _N_SECTIONS if n_values else 1
         number: Any = ctypes.c_int32
-        self._tokens = (number * n_rows)()
-        self._positions = (number * (self._n_sections * n_rows))()
-        self._ids = (number * n_sequences * n_rows)()
-        self._ids_of_row = (ctypes.c_void_p * n_rows)(*map(ctypes.addressof, self._ids))
-        self._n_ids = (number * n_rows)()
-        self._logits: Any = (ctypes.c_int8 * n_rows)()
+        self.tokens = (number * n_rows)()
+        self.positions = (number * (self.n_sections * n_rows))()
+        self.ids = (number * n_sequences * n_rows)()
+        self.ids_of_row = (ctypes.c_void_p * n_rows)(*map(ctypes.addressof, self.ids))
+        self.n_ids = (number * n_rows)()
+        self.logits: Any = (ctypes.c_int8 * n_rows)()
         self.raw: Any = lib.llama_batch()
         for name, array in (
-            ("embd", self.embeddings.ctypes.data) if n_values else ("token", self._tokens),
-            ("pos", self._positions),
-            ("n_seq_id", self._n_ids),
-            ("seq_id", self._ids_of_row),
-            ("logits", self._logits),
+            ("embd", self.embeddings.ctypes.data) if n_values else ("token", self.tokens),
+            ("pos", self.positions),
+            ("n_seq_id", self.n_ids),
+            ("seq_id", self.ids_of_row),
+            ("logits", self.logits),
         ):
             setattr(self.raw, name, ctypes.cast(array, type(getattr(self.raw, name))))
 
-    def fill(self, rows: Rows, with_logits: Collection[int]) -> None:
-        """Set the batch to `rows`; `with_logits` has the indices of rows that need logits."""
-        n = self.raw.n_tokens = len(rows.tokens)
-        self._tokens[:n] = rows.tokens
-        self._positions[: n * self._n_sections] = rows.positions * self._n_sections
-        for row, ids in enumerate(rows.sequences):
-            self._n_ids[row] = len(ids)
-            self._ids[row][: len(ids)] = ids
-        self._logits[:n] = [row in with_logits for row in range(n)]
+
+def fill(batch: RowBatch, rows: Rows, with_logits: Collection[int]) -> None:
+    """Set `batch` to `rows`; `with_logits` has the indices of rows that need logits."""
+    n = batch.raw.n_tokens = len(rows.tokens)
+    batch.tokens[:n] = rows.tokens
+    batch.positions[: n * batch.n_sections] = rows.positions * batch.n_sections
+    for row, ids in enumerate(rows.sequences):
+        batch.n_ids[row] = len(ids)
+        batch.ids[row][: len(ids)] = ids
+    batch.logits[:n] = [row in with_logits for row in range(n)]
