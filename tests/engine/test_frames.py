@@ -23,9 +23,9 @@ from edgespec.settings.config import LoadSettings
 
 MAX_FRAMES = 7
 """Most frames from the loop to llama.cpp's pass."""
-MAX_CLASSES, MAX_FILES = 21, 25
+MAX_CLASSES, MAX_FILES = 22, 26
 """Most classes and files of the product in the median round with one text and a draft: 20 and 24,
-and one more where the machine is busy."""
+and up to two more where the machine is busy."""
 OURS = (edgespec.__path__[0], edgespec_runtimes.__path__[0])
 
 
