@@ -270,7 +270,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    print("| model | architecture | file | smallest budget | kept | a token reads | tokens/s |")
+    print("| model | architecture | file | smallest budget, of it the process ", end="")
+    print("| kept | a token reads | tokens/s |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for shape in SHAPES:
         if not arguments.names or shape.name in arguments.names:
@@ -287,7 +288,9 @@ def row(shape: FetchedModel, budget: str, ctx_size: str) -> str:
         size = path.stat().st_size
     read, kept = plan["bytes_per_pass"], plan["pinned_bytes"] + plan["expert_cache_bytes"]
     reads = f"{kept / 2**30:.1f} GiB | {read / 1e6:,.0f} MB | {DISK / read:.2g}" if read else ""
+    process = next(row for row in plan["rows"] if row["what"] == "interpreter and libraries")
     return (
         f"| {shape.name} | {shape.architecture} | {size / 1e9:.1f} GB "
-        f"| {plan['smallest_bytes'] / 2**20:,.0f} MiB | {reads or 'all | | in memory'} |"
+        f"| {plan['smallest_bytes'] / 2**20:,.0f} MiB, {process['nbytes'] / 2**20:.0f} "
+        f"| {reads or 'all | | in memory'} |"
     )

@@ -149,14 +149,10 @@ class LookupSource(Source):
         words = (*own.tokens[-MAX_MATCH:], *branch)[-MAX_MATCH:]
         places = after(own, words)
         longest = max((alike for _, alike in places), default=0)
-        is_others = False
-        if longest < MAX_MATCH:
-            recent = self._recent.get(text.terms.client, ())
-            others = [
-                one for each in reversed(recent) for one in after(each, words, MIN_RECENT_MATCH)
-            ]
-            is_others = max((alike for _, alike in others), default=0) > longest
-            places = others if is_others else places
+        recent = self._recent.get(text.terms.client, ()) if longest < MAX_MATCH else ()
+        others = [one for each in reversed(recent) for one in after(each, words, MIN_RECENT_MATCH)]
+        is_others = max((alike for _, alike in others), default=0) > longest
+        places = others if is_others else places
         if not places:
             return None
         alike, tokens, shares = voted(places)

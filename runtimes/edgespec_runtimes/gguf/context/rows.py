@@ -91,8 +91,6 @@ def permute(rows: np.ndarray, order: Sequence[int]) -> None:
 
 PERMUTED_COLUMNS = 4096
 """Columns that are copied at once: logits of a tree may take tens of megabytes."""
-_N_SECTIONS = 4
-"""`GGML_MROPE_SECTIONS`."""
 
 
 class RowBatch:
@@ -103,8 +101,8 @@ class RowBatch:
         `n_values`."""
         self.embeddings = np.zeros((n_rows, n_values), np.float32)
         """Embeddings of rows, to be written: float32 [n_rows, n_values]."""
-        # embeddings have positions in each of the sections that some models rotate
-        self.n_sections = _N_SECTIONS if n_values else 1
+        # embeddings have positions in each of the GGML_MROPE_SECTIONS that some models rotate
+        self.n_sections = 4 if n_values else 1
         number: Any = ctypes.c_int32
         self.tokens = (number * n_rows)()
         self.positions = (number * (self.n_sections * n_rows))()
