@@ -12,6 +12,7 @@ from source_cases import ask, text_of, tokens_of
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources import lookup as lookup_module
 from edgespec.engine.sources.lookup import BYTES, KINDS, LookupSource, TextIndex, extend, truncate
+from edgespec.engine.sources.lookup import after as places
 from edgespec.engine.sources.mixer import Mixer
 from edgespec.engine.sources.source import Opinion
 from edgespec.pool import line
@@ -51,7 +52,7 @@ def test_what_followed_the_words_is_found_the_last_ones_first(
             alike += 1
         if alike >= 2:
             expected.append((text[place + 1], alike))
-    found = lookup_module.after(index_of(text), words)
+    found = places(index_of(text), words)
     # other pairs may share a hash and take a few of the places that a search looks at
     assert found == expected[: len(found)]
     assert len(found) >= min(len(expected), lookup_module.MAX_PLACES // 2)
@@ -67,9 +68,7 @@ def test_a_text_cut_short_and_gone_on_is_the_text_that_it_is(
     assert index.tokens.tolist() == whole
     for a in range(4):
         for b in range(4):
-            assert lookup_module.after(index, [a, b]) == lookup_module.after(
-                index_of(whole), [a, b]
-            )
+            assert places(index, [a, b]) == places(index_of(whole), [a, b])
 
 
 # The source

@@ -58,8 +58,7 @@ def open_model(request: pytest.FixtureRequest, hybrid: Path) -> Iterator[Open]:
 @pytest.fixture
 def n_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each pass from now on."""
-    rows: list[int] = []
-    fill = gguf_model.fill
+    rows, fill = list[int](), gguf_model.fill
 
     def counting(batch: Any, computed: Rows, with_logits: Any) -> None:
         rows.append(len(computed))
