@@ -51,7 +51,7 @@ def test_a_mixture_reads_what_a_token_chooses_and_has_no_draft(name: str, like: 
 
 MODELS = PAGE.with_name("models.md").read_text(encoding="utf-8")
 ROWS = re.findall(
-    r"^\| ([\w.+ -]+) \| [\w-]+ \| ([\d.]+) GB \| ([\d,]+) MiB \| .*? \| (.*?) \| .*? \|",
+    r"^\| ([\w.+ -]+) \| [\w-]+ \| ([\d.]+) GB \| ([\d,]+) MiB, \d+ \| .*? \| (.*?) \| .*? \|",
     MODELS,
     re.MULTILINE,
 )
