@@ -20,12 +20,12 @@ from edgespec.engine.text import Text
 from edgespec.models.embedded import embedded_pair
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
+from edgespec_runtimes.gguf import model
 
 MAX_FRAMES = 7
 """Most frames from the loop to llama.cpp's pass."""
 MAX_CLASSES, MAX_FILES = 22, 26
-"""Most classes and files of the product in the median round with one text and a draft: 20 and 24,
-and up to two more where the machine is busy."""
+"""Most in the median round with one text and a draft: 20 and 24 where nothing else runs."""
 OURS = (edgespec.__path__[0], edgespec_runtimes.__path__[0])
 
 
@@ -66,7 +66,7 @@ def depth_below(frame: FrameType | None, name: str) -> int:
 
 def test_a_round_is_shallow_and_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole drafted text of the embedded pair, streamed, is profiled round by round."""
-    profile, depths, step = Profile(), list[int](), Engine.step
+    profile, depths, step, fill = Profile(), list[int](), Engine.step, model.fill
 
     def spied(engine: Engine, texts: list[Text]) -> None:
         with profile.one_round():
@@ -76,9 +76,6 @@ def test_a_round_is_shallow_and_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     embedded = embedded_pair()
     load = LoadSettings(model=embedded.target, draft=embedded.draft, ctx_size=256)
     with session.load(load, EngineSettings(step_aside=False, remember=False)) as running:
-        from edgespec_runtimes.gguf import model
-
-        fill = model.fill
 
         def measured(batch: Any, rows: Any, with_logits: Any) -> None:
             depths.append(depth_below(sys._getframe(1), "Scheduler.run"))  # calls llama_decode
@@ -86,8 +83,8 @@ def test_a_round_is_shallow_and_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(model, "fill", measured)
         running.generate("def read(path):\n", max_tokens=60)
-    by_width = sorted(profile.rounds, key=lambda each: len(each.classes) + len(each.files))
-    one = by_width[len(by_width) // 2]
+    rounds = sorted(profile.rounds, key=lambda each: len(each.classes) + len(each.files))
+    one = rounds[len(rounds) // 2]
     assert len(one.classes) <= MAX_CLASSES, " ".join(sorted(one.classes))
     assert len(one.files) <= MAX_FILES, sorted(one.files)
     assert depths and max(depths) <= MAX_FRAMES, depths

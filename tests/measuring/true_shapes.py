@@ -270,8 +270,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    print("| model | architecture | file | smallest budget, of it the process ", end="")
-    print("| kept | a token reads | tokens/s |")
+    print("| model | architecture | file | smallest, process | kept | a token reads | tokens/s |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for shape in SHAPES:
         if not arguments.names or shape.name in arguments.names:
@@ -288,9 +287,8 @@ def row(shape: FetchedModel, budget: str, ctx_size: str) -> str:
         size = path.stat().st_size
     read, kept = plan["bytes_per_pass"], plan["pinned_bytes"] + plan["expert_cache_bytes"]
     reads = f"{kept / 2**30:.1f} GiB | {read / 1e6:,.0f} MB | {DISK / read:.2g}" if read else ""
-    process = next(row for row in plan["rows"] if row["what"] == "interpreter and libraries")
+    least = f"{plan['smallest_bytes'] / 2**20:,.0f} MiB, {plan['rows'][0]['nbytes'] >> 20}"
     return (
         f"| {shape.name} | {shape.architecture} | {size / 1e9:.1f} GB "
-        f"| {plan['smallest_bytes'] / 2**20:,.0f} MiB, {process['nbytes'] / 2**20:.0f} "
-        f"| {reads or 'all | | in memory'} |"
+        f"| {least} | {reads or 'all | | in memory'} |"
     )
