@@ -234,7 +234,7 @@ MOST_LINES = {
     "ports": 498,
     "rules": 921,
     "server": 1899,
-    "session": 2194,
+    "session": 2193,
     "settings": 929,
     "state": 513,
 }

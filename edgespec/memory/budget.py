@@ -349,14 +349,14 @@ def _total(rows: Sequence[MemoryRow]) -> int:
 
 
 def _error_text(budget_bytes: int, smallest: int, rows: Sequence[MemoryRow], rest: str) -> str:
-    parts = ", ".join(
-        f"{row.owner} {row.what} {row.nbytes / MIB:.0f}"
+    parts = "".join(
+        f"{row.owner} {row.what} {row.nbytes / MIB:.0f}, "
         for row in sorted(rows, key=lambda row: -row.nbytes)
         if row.nbytes >= MIB
     )
     return (
         f"the memory budget of {budget_bytes / MIB:.0f} MiB is too small: at least "
-        f"{-(-smallest // MIB)} MiB are needed (in MiB: {parts}, the rest for {rest}); "
+        f"{-(-smallest // MIB)} MiB are needed (in MiB: {parts}the rest for {rest}); "
         f"raise {setting.memory_budget} or lower {setting.ctx_size}"
     )
 

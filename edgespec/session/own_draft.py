@@ -96,34 +96,28 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
     target, progress = settings.model, progress or (lambda what, share: None)
     digest, name = _key(target, settings.memory_budget)
     disk = _disk(target, settings.read_limit)
-    known = _known(digest, disk)
-    mine = known.get(name, OwnDraft())
+    mine = _known(digest, disk).get(name, OwnDraft())
     if mine.refusal:
         again = f"`edgespec models draft TARGET OUT` measures again, for {setting.draft}"
         raise NoGain(f"{mine.refusal} (measured before; {again})")
     has_room, path = True, _cache_path(target, digest, mine.kind)
     try:
-        if path.exists():
-            session.plan(settings.model_copy(update={"draft": path}), progress=progress)
+        if _is_usable(path, settings, progress):
             return path
     except BudgetError:  # another budget of its class may need a smaller one
         has_room = mine.budget_bytes > process.resolve_budget(settings.memory_budget)
-    except ModelError:  # damaged, or made of another file: it is made again
-        pass
     if has_room:
         try:
             cache_folder.make_folder()
             made = make(target, partial(_cache_path, target, digest), settings, progress)
         except NoGain as error:
             if error.is_measured:
-                refusal = OwnDraft(refusal=marked(error), disk_bytes_per_s=disk)
-                _keep(digest, known | {name: refusal})
+                _keep(digest, name, OwnDraft(refusal=marked(error), disk_bytes_per_s=disk))
             raise
-        _keep(digest, known | {name: made})
-        path = _cache_path(target, digest, made.kind)
+        _keep(digest, name, made)
         with suppress(BudgetError):  # making has left this process larger than it was
-            session.plan(settings.model_copy(update={"draft": path}), progress=progress)
-            return path
+            if _is_usable(path := _cache_path(target, digest, made.kind), settings, progress):
+                return path
     raise NoGain(
         f"the draft made from {target.name} has no room beside what this process holds already: "
         f"raise {setting.memory_budget}, or load it in a process that holds less"
@@ -145,11 +139,21 @@ def measured(draft: Path) -> OwnDraft | None:
     return next((one for one in _known(digest).values() if one.kind == kind), None)
 
 
+def _is_usable(draft: Path, settings: LoadSettings, progress: Progress) -> bool:
+    """True if a draft is there, whole and made of this target. Raises BudgetError."""
+    with suppress(ModelError):
+        if draft.exists():
+            session.plan(settings.model_copy(update={"draft": draft}), progress=progress)
+            return True
+    return False
+
+
 def make(
     target: Path, place: Callable[[str], Path], settings: LoadSettings, progress: Progress
 ) -> OwnDraft:
     """Write the draft of `target` with the most expected tokens per second to the `place` for its
-    kind, and measure it. One that was interrupted is gone on with.
+    kind, and measure it. One that was interrupted is gone on with, and one that the cache has for
+    other budgets is only measured.
 
     Raises NoGain, and writes nothing, if it would be slower than no draft; BudgetError if none
     fits; ModelError for a target of which none can be made; EdgespecError for a full disk.
@@ -174,14 +178,16 @@ def make(
         heap.trim_heap()
         alone_tokens_per_s, _ = _measured(models, PROMPTS[:1], N_TOKENS_ALONE, progress)
     with scratch_folder(out.parent, kept_as=out.name) as folder:
-        draft = folder / "draft.gguf"
-        tool.trim(target, draft, chosen.draft, token_ids, progress)
+        is_cached = out.parent == cache_folder.folder() and _is_usable(out, alone, progress)
+        draft = out if is_cached else folder / "draft.gguf"
+        if not is_cached:
+            tool.trim(target, draft, chosen.draft, token_ids, progress)
         heap.trim_heap()
         with session.open_models(alone.model_copy(update={"draft": draft})) as models:
             tokens_per_s, tokens_per_pass = _measured(models, PROMPTS, N_TOKENS, progress)
         made = OwnDraft(
             kind=chosen.draft,
-            size_bytes=sum(one.stat().st_size for one in folder.glob("draft.*")),
+            size_bytes=sum(one.stat().st_size for one in draft.parent.glob(f"{draft.stem}.*")),
             budget_bytes=plan.budget_bytes,
             tokens_per_pass=tokens_per_pass,
             tokens_per_s=tokens_per_s,
@@ -196,15 +202,10 @@ def make(
                 f"{setting.memory_budget}, or go on with guesses from the text",
                 is_measured=True,
             )
-        _move(draft, out)
+        with suppress(FileNotFoundError):  # the draft comes last, which tells that all is there
+            lower_parts(draft).replace(lower_parts(out))
+        draft.replace(out)
     return made
-
-
-def _move(draft: Path, out: Path) -> None:
-    """Put a draft, and before it its target's lower bits, in their places."""
-    with suppress(FileNotFoundError):
-        lower_parts(draft).replace(lower_parts(out))
-    draft.replace(out)
 
 
 class NoGain(UsageError):
@@ -302,7 +303,8 @@ def _disk(target: Path, limit: int | None) -> float:
     return disk_speed.bytes_per_second(target, limit=limit) or disk_speed.USUAL_BYTES_PER_S
 
 
-def _keep(digest: str, known: dict[str, OwnDraft]) -> None:
+def _keep(digest: str, name: str, one: OwnDraft) -> None:
+    known = _known(digest) | {name: one}
     JsonFile(cache_folder.drafts(), digest).write(_KNOWN.dump_python(known))
 
 

@@ -119,15 +119,13 @@ class Session(Closeable):
         rules = engine_settings or EngineSettings()
         if rules.lookup is None and models.plan.looks_up:
             rules = rules.model_copy(update={"lookup": True})
-        state = None
-        if rules.remember:
-            state = state_file(cache_folder.calibrations(), self.target, self.draft)
+        state = state_file(cache_folder.calibrations(), self.target, self.draft)
         self._engine = Engine(
             target,
             draft,
             rules,
             trace=trace,
-            state=state,
+            state=state if rules.remember else None,
             release=models.close,
             n_grammars=GRAMMARS_AT_ONCE,
             name="the session",

@@ -115,14 +115,13 @@ class SessionBudget(Closeable):
             nbytes += min(GRAMMARS_AT_ONCE, self.plan.n_parallel) * GRAMMAR_BYTES
         with self._engine.use(), self._changing:
             rows = (*self.plan.rows, MemoryRow("process", "grammars", nbytes))
-            budget_bytes = self.plan.budget_bytes
             try:
-                self._change_to(replace(self.plan, rows=rows), budget_bytes)
+                self._change_to(replace(self.plan, rows=rows), self.plan.budget_bytes)
             except BudgetError as error:
                 paging = "" if self._adjusts else f", or page weights ({setting.adjustable_budget})"
                 raise UsageError(
                     f"structured answers need {format_size(nbytes)}, more than the models leave of "
-                    f"the memory budget of {format_size(budget_bytes)}: raise it{paging}"
+                    f"the memory budget of {format_size(self.plan.budget_bytes)}: raise it{paging}"
                 ) from error
 
     def close(self) -> None:
