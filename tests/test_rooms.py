@@ -220,7 +220,7 @@ MOST_LINES = {
     "completions": 3722,
     "concurrency": 480,
     "diagnosis": 482,
-    "engine": 3967,
+    "engine": 3963,
     "enlarge": 1144,
     "gguf": 11553,
     "grammar": 844,
