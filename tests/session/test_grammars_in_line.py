@@ -100,7 +100,7 @@ def test_those_with_grammars_begin_in_their_order(
     going[0].close()
     for each in waiting:
         each.result(timeout=60)
-    assert [*dict.fromkeys(order)] == [*range(6)]  # a thread may be late with its last token
+    assert ([*dict.fromkeys(order)], len(order)) == ([*range(6)], 12)  # threads end late
     going[1].close()
 
 
