@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -22,13 +22,17 @@ LANGUAGE = random_language(1, N_VOCAB)
 
 
 class EvenTokens:
-    """Implements `Constraint`."""
+    """Implements `Constraint`; the engine's thread calls `note` for each token."""
+
+    def __init__(self, note: Callable[[], object] = list) -> None:
+        self.note = note
 
     def allowed(self, ahead: Sequence[int] = ()) -> np.ndarray:
         return np.arange(N_VOCAB) % 2 == 0
 
     def take(self, token: int) -> None:
         assert token % 2 == 0
+        self.note()
 
     def forced(self, most: int) -> list[int]:
         return []
@@ -89,18 +93,15 @@ def test_those_with_grammars_begin_in_their_order(
 ) -> None:
     going = at_work(session)
     order: list[int] = []
-
-    def run(n: int) -> None:
-        order.extend(n for _ in with_grammar(session, n, 2))
-
     waiting = []
     for n in range(6):
-        waiting.append(threads.submit(run, n))
+        constraint = EvenTokens(lambda n=n: order.append(n))
+        request = TextRequest((n, 2), max_tokens=2, constraint=constraint)
+        waiting.append(threads.submit(list, session.submit(request)))
         until(lambda expected=n + 1: session.n_waiting == expected)
     going[0].close()
-    for each in waiting:
-        each.result(timeout=60)
-    assert ([*dict.fromkeys(order)], len(order)) == ([*range(6)], 12)  # threads end late
+    assert all(each.result(timeout=60) for each in waiting)
+    assert order == [n for n in range(6) for _ in range(2)]
     going[1].close()
 
 

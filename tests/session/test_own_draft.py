@@ -201,9 +201,8 @@ def test_it_is_made_once_and_used_from_then_on(
     with session.load(settings) as loaded:
         assert loaded.draft is not None
         assert loaded.generate("def read(path):", max_tokens=12).tokens == text
-    digest, name = own_draft._key(big, settings.memory_budget)
-    own_draft._keep(digest, name, own_draft.OwnDraft())  # as if it were made for other budgets
-    assert own_draft.obtain(settings) == path
+    own_draft._keep(*own_draft._key(big, settings.memory_budget), own_draft.OwnDraft())
+    assert own_draft.obtain(settings) == path  # as if it were made for other budgets
     assert path.stat().st_mtime_ns == written
     assert (own_draft.measured(path) or own_draft.OwnDraft()).tokens_per_pass > 1
     lower_parts(path).write_bytes(b"damaged")
