@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from edgespec import extras
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.ports import Progress
 from edgespec.values import DraftSizes, EnlargeReport
 
@@ -59,3 +59,21 @@ def load_tool() -> ModelTool:
             f"changing a model's file needs {extras.install_command(NAME)} ({error})"
         ) from error
     return tool
+
+
+def enlarge(
+    source: Path, out: Path, size_bytes: int, progress: Progress | None = None
+) -> EnlargeReport:
+    """Write `out`, about `size_bytes` large, which computes the same function as `source`.
+
+    Raises UsageError if `out` or the size is invalid, ModelError if `source` is, and EdgespecError
+    for a full disk or if the tool is not installed.
+    """
+    if out.is_file():
+        raise UsageError(f"{out} exists: name another file, or delete it")
+    if not source.exists():
+        raise ModelError(f"{source} does not exist: check the path of the model to enlarge")
+    tool = load_tool()
+    if not tool.recognises(source):
+        raise ModelError(f"{source} cannot be enlarged: name a GGUF model")
+    return tool.enlarge(source, out, size_bytes, progress)

@@ -22,7 +22,7 @@ pytest.importorskip("llama_cpp", reason="the GGUF runtime is not installed")
 from edgespec.grammar.specification import GRAMMAR_BYTES, library_bytes
 from edgespec.models import catalogue
 from edgespec.models.embedded import embedded_pair
-from edgespec.models.enlarging import enlarge
+from edgespec.tools import enlarge
 from edgespec.values import NESTED
 from edgespec_runtimes.enlarge.gguf.trim import trim, write_trimmed
 from embedding_files import write_decoder, write_encoder

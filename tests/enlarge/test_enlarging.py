@@ -9,7 +9,7 @@ import pytest
 
 from edgespec import tools
 from edgespec.errors import UsageError
-from edgespec.models.enlarging import enlarge
+from edgespec.tools import enlarge
 from edgespec.values import EnlargeReport
 from sentences import refuses
 

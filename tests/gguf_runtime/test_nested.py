@@ -15,9 +15,9 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, ModelError, WeightReadError
 from edgespec.files.cache_folder import lower_parts
 from edgespec.models.embedded import embedded_pair
-from edgespec.models.enlarging import enlarge
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings, SamplingParams
+from edgespec.tools import enlarge
 from edgespec.values import NESTED
 from edgespec_runtimes.enlarge.gguf import trim as trimming
 from edgespec_runtimes.enlarge.gguf.trim import trim

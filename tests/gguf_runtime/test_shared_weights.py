@@ -11,9 +11,9 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError
 from edgespec.memory.budget import COPIES, MemoryPlan
 from edgespec.models.embedded import embedded_pair
-from edgespec.models.enlarging import enlarge
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
+from edgespec.tools import enlarge
 from edgespec_runtimes.enlarge.gguf.trim import write_trimmed
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.own_draft.trimmed import copy_sizes

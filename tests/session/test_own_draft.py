@@ -172,7 +172,7 @@ def test_damaged_notes_about_drafts_count_as_none(cache: Path, content: object) 
 
 @pytest.fixture(scope="module")
 def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from edgespec.models.enlarging import enlarge
+    from edgespec.tools import enlarge
 
     path = tmp_path_factory.mktemp("big") / "big.gguf"
     enlarge(TARGET, path, 200 << 20)

@@ -20,8 +20,8 @@ from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
 from edgespec.models import packaged
 from edgespec.models.embedded import embedded_pair
-from edgespec.models.enlarging import enlarge
 from edgespec.settings.units import format_rate, format_size
+from edgespec.tools import enlarge
 
 SIZE = 512 << 20
 REAL_MODEL = "qwen2.5-coder"

@@ -56,11 +56,11 @@ def add_enlarge(parser: argparse.ArgumentParser) -> None:
 
 
 def run_enlarge(args: argparse.Namespace, console: Console) -> None:
-    from edgespec.models import enlarging
+    from edgespec.tools import enlarge
 
     source, out = catalogue.find(args.source), Path(args.out)
     size_bytes = parse_size(args.size)
-    written = enlarging.enlarge(source, out, size_bytes, console.progress)
+    written = enlarge(source, out, size_bytes, console.progress)
     console.result(args, Report(Row(value=written, format=enlarged_line(written))))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,11 @@ import numpy as np
 from edgespec.errors import ModelError
 from edgespec.files.cache_folder import lower_parts
 from edgespec.files.sampled import sampled_digest
-from edgespec_runtimes.enlarge.gguf.gguf_writer import CHUNK_BYTES, NewModel, pack_pair, read_bytes
+from edgespec.memory.process import usable_cores
+from edgespec_runtimes.enlarge.gguf.gguf_writer import CHUNK_BYTES, NewModel, pack_pair
 from edgespec_runtimes.enlarge.gguf.ways import nesting_of
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
-from edgespec_runtimes.gguf.file.layout import BY_TOKEN, EMBEDDINGS, KINDS
+from edgespec_runtimes.gguf.file.layout import BY_TOKEN, KINDS
 from edgespec_runtimes.gguf.own_draft.nested import (
     ALIGNMENT,
     SOURCE,
@@ -29,8 +31,8 @@ from edgespec_runtimes.gguf.own_draft.nested import (
 from edgespec_runtimes.gguf.own_draft.nesting import UNIT, Nesting
 
 _BYTES = KINDS["I8"]
-_CHUNK_UNITS = 4096
-"""Units that are split at a time, about a megabyte."""
+_CHUNK_UNITS, _AT_ONCE = 256, 4
+"""Units of a chunk, whose arrays processors cache, and chunks that threads split at once."""
 _NO_DIGEST = b"-" * 64
 _ARCHITECTURE = "general.architecture"
 
@@ -70,18 +72,6 @@ class LowerParts:
         """The way in which a matrix is split; None if it is not."""
         return None if tensor.name in self._whole else nesting_of(tensor, self._kind)
 
-    def split(self, header: GgufFile, tensor: TensorEntry) -> Iterator[tuple[bytes, bytes]]:
-        """The upper and the lower part of a tensor, in pieces. Raises CannotNest."""
-        nesting = self.nestings[tensor.name]
-        n_bytes = _CHUNK_UNITS * nesting.file_bytes
-        for start in range(0, tensor.nbytes, n_bytes):
-            size = min(n_bytes, tensor.nbytes - start)
-            raw = read_bytes(header.paths[tensor.file_index], tensor.offset + start, size)
-            parts = nesting.split(np.frombuffer(raw, np.uint8).reshape(-1, nesting.file_bytes))
-            if parts is None:
-                raise CannotNest(tensor.name)
-            yield parts[0].tobytes(), parts[1].tobytes()
-
     def seal(self, draft: Path) -> None:
         """Add checksums of the lower parts, which are complete, and of the draft."""
         sums = []
@@ -97,12 +87,18 @@ class LowerParts:
             os.fsync(lower.fileno())
 
 
-def upper_rows(nesting: Nesting, pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The upper parts of whole rows. Raises CannotNest."""
-    for piece in pieces:
-        units = np.frombuffer(piece, np.uint8).reshape(-1, nesting.file_bytes)
-        for start in range(0, len(units), _CHUNK_UNITS):
-            parts = nesting.split(units[start : start + _CHUNK_UNITS])
-            if parts is None:
-                raise CannotNest(EMBEDDINGS)
-            yield parts[0].tobytes()
+def split(nesting: Nesting, pieces: Iterable[bytes], name: str) -> Iterator[tuple[bytes, bytes]]:
+    """The upper and the lower parts of a tensor, of which the `pieces` are whole rows. Raises
+    CannotNest."""
+
+    def parts_of(units: np.ndarray) -> tuple[bytes, bytes]:
+        if (found := nesting.split(units)) is None:
+            raise CannotNest(name)
+        return found[0].tobytes(), found[1].tobytes()
+
+    with ThreadPoolExecutor(min(usable_cores(), _AT_ONCE)) as pool:
+        for piece in pieces:
+            units = np.frombuffer(piece, np.uint8).reshape(-1, nesting.file_bytes)
+            chunks = [units[at : at + _CHUNK_UNITS] for at in range(0, len(units), _CHUNK_UNITS)]
+            for at in range(0, len(chunks), _AT_ONCE):
+                yield from pool.map(parts_of, chunks[at : at + _AT_ONCE])

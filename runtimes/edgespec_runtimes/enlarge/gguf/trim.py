@@ -32,7 +32,7 @@ from edgespec_runtimes.enlarge.gguf.gguf_writer import (
     read_bytes,
     write_on,
 )
-from edgespec_runtimes.enlarge.gguf.nest import CannotNest, LowerParts, upper_rows
+from edgespec_runtimes.enlarge.gguf.nest import CannotNest, LowerParts, split
 from edgespec_runtimes.enlarge.gguf.ways import can_be_trimmed, copied_type
 from edgespec_runtimes.gguf.file.architectures import Trait, has
 from edgespec_runtimes.gguf.file.details import ENLARGED_FROM
@@ -118,7 +118,9 @@ def write_trimmed(
 
     def head_rows() -> Iterator[bytes]:
         rows = _rows(header, head, token_ids)
-        return upper_rows(nested, rows) if nested else _converted(head, rows, head_type)
+        if nested:
+            return (upper for upper, _ in split(nested, rows, head.name))
+        return _converted(head, rows, head_type)
 
     described: list[Description] = [(EMBEDDINGS, head_type, (head.shape[0], len(token_ids)))]
     contents: list[Iterable[bytes | tuple[bytes, ...]]] = [head_rows()]
@@ -129,7 +131,8 @@ def write_trimmed(
             contents.append(_rows(header, by_token, token_ids))
         elif parts and (nesting := parts.nestings.get(tensor.name)):
             described.append((tensor.name, nesting.upper, tensor.shape))
-            contents.append(parts.split(header, tensor))
+            rows = _rows(header, tensor, range(tensor.shape[1]))
+            contents.append(split(nesting, rows, tensor.name))
         elif tensor.name not in (EMBEDDINGS, OUTPUT):
             described.append((tensor.name, copied_type(tensor, kind), tensor.shape))
             contents.append(_copied(header, tensor, kind))

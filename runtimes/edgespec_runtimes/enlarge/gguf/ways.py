@@ -72,15 +72,16 @@ def copied_type(tensor: TensorEntry, kind: str) -> TensorType:
 def nesting_of(entry: TensorEntry, kind: str) -> Nesting | None:
     """The way in which a matrix nests in a draft of this kind; None if it does not.
 
-    The later kinds take less memory. Where codes have 2 bits, attention is whole in the first: with
-    it Qwen2.5-Coder-1.5B agreed with itself in 69 % of a conversation, without in 63.
+    The later kinds take less memory. Attention, which matters most, has the largest upper part in
+    all, and is whole in the first if that has 2 bits: of the probabilities of Qwen2.5-Coder-1.5B in
+    Q8_0 with 2 bits elsewhere 82 % are the target's, 78 with 2 bits everywhere.
     """
     ways = NESTINGS[entry.type.name] if kind in NESTED else ()
     if not ways or entry.nbytes < SMALL_BYTES or len(entry.shape) != 2 or entry.shape[0] % UNIT:
         return None
-    nesting = ways[min(NESTED.index(kind), len(ways) - 1)]
-    is_whole = kind == NESTED[0] and ".attn_" in entry.name and nesting.upper.name == "Q2_K"
-    return None if is_whole else nesting
+    if ".attn_" not in entry.name:
+        return ways[min(NESTED.index(kind), len(ways) - 1)]
+    return None if kind == NESTED[0] and ways[0].upper.name == "Q2_K" else ways[0]
 
 
 def draft_sizes(header: GgufFile) -> list[DraftSizes]:

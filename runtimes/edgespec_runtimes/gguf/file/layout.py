@@ -76,7 +76,7 @@ class TensorType:
         return n_elements // self.block_size * self.block_bytes
 
 
-_Q8_0_NESTS = (("Q4_K", 144), ("Q3_K", 180), ("Q2_K", 208))
+_Q8_0_NESTS = (("Q4_K", 144), ("Q3_K", 184), ("Q2_K", 216))
 TENSOR_TYPES: Mapping[int, TensorType] = {
     kind.code: kind
     for kind in (
@@ -90,9 +90,9 @@ TENSOR_TYPES: Mapping[int, TensorType] = {
         TensorType(9, "Q8_1", 32, 36, NONE),
         TensorType(10, "Q2_K", 256, 84, TILED, (80, 84)),
         TensorType(11, "Q3_K", 256, 110, TILED, (108, 110)),
-        TensorType(12, "Q4_K", 256, 144, MAY_DIFFER | TILED, (0, 4), (("Q2_K", 80),)),
-        TensorType(13, "Q5_K", 256, 176, TILED, (0, 4), (("Q4_K", 48),)),
-        TensorType(14, "Q6_K", 256, 210, MAY_DIFFER | TILED, (208, 210), (("Q3_K", 116),)),
+        TensorType(12, "Q4_K", 256, 144, MAY_DIFFER | TILED, (0, 4), (("Q2_K", 88),)),
+        TensorType(13, "Q5_K", 256, 176, TILED, (0, 4), (("Q2_K", 120),)),
+        TensorType(14, "Q6_K", 256, 210, MAY_DIFFER | TILED, (208, 210), (("Q3_K", 122),)),
         TensorType(15, "Q8_K", 256, 292, NONE),
         TensorType(16, "IQ2_XXS", 256, 66, TILED),
         TensorType(17, "IQ2_XS", 256, 74, TILED),
