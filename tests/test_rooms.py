@@ -222,7 +222,7 @@ MOST_LINES = {
     "diagnosis": 482,
     "engine": 3963,
     "enlarge": 1144,
-    "gguf": 11597,
+    "gguf": 11593,
     "grammar": 844,
     "hub": 449,
     "jobs": 421,

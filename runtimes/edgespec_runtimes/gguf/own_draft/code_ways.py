@@ -35,14 +35,13 @@ class Ways:
         steps, bases = np.array(ways, np.int64).T[..., None]
         codes, uppers = np.arange(n_codes)[:, None], np.arange(4 if has_minima else 8)
         lower = codes - (steps * uppers + bases)[:, None]  # [ways, codes, uppers]
-        middle = self._middle - bases - 4 * steps
-        wanted = n_lower // 2 if has_minima else middle[..., None]
+        wanted = n_lower // 2 if has_minima else (self._middle - bases - 4 * steps)[..., None]
         far = np.where((lower >= 0) & (lower < n_lower), abs(lower - wanted), 2 * n_codes)
         self._upper = far.argmin(2)
         centred = self._upper - (0 if has_minima else 4)
         squares = np.where(far.min(2) < 2 * n_codes, centred**2, _UNFIT)
         products = centred * (codes.T - self._middle)
-        tables = [products, squares, *([centred] if has_minima else [])]
+        tables = [products, squares, centred][: 2 + has_minima]
         self._tables = np.stack(tables, 1).astype(np.int16)
         self._steps, self._bases = steps[:, 0], bases[:, 0]
         two = np.arange(256)[:, None] >> np.array([0, 0, 4, 4]) & 15

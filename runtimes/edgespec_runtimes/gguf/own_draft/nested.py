@@ -37,7 +37,7 @@ from edgespec_runtimes.gguf.file.layout import padded
 from edgespec_runtimes.gguf.own_draft.nesting import MERGING_BYTES, NESTINGS, Nesting, as_stored
 from edgespec_runtimes.gguf.weights.segments import SMALL_BYTES, WeightGroup, extent_of
 
-SOURCE = "edgespec.draft.upper_parts_of"
+SOURCE = "edgespec.draft.nested_in"
 """Metadata of a draft and of lower parts: digest of the file of which they have parts. Its name
 changes with the format."""
 SUMS = "edgespec.draft.checksums"

@@ -197,17 +197,14 @@ def _split_q6_k(units: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
 
 def _q3_k(upper: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Units of Q3_K with these codes [units, 16, 16], whose scales are fitted to the weights."""
-    centred = upper.astype(np.float32) - 4
-    fitted = _slope(centred, weights)
+    fitted = _slope(upper.astype(np.float32) - 4, weights)
     unit = (np.abs(fitted).max(1, keepdims=True) / 31).astype(np.float16)
-    scales = _rounded(fitted, unit.astype(np.float32), 31, -32).astype(np.int8) + 32
-    scales = scales.astype(np.uint8)
+    scales = _rounded(fitted, unit.astype(np.float32), 31, -32) + np.uint8(32)
     packed = np.empty((len(upper), 12), np.uint8)
     packed[:, :8] = scales[:, :8] & 15 | scales[:, 8:] << 4
     fourths = (scales >> 4).reshape(-1, 4, 4)
     packed[:, 8:] = fourths[:, 0] | fourths[:, 1] << 2 | fourths[:, 2] << 4 | fourths[:, 3] << 6
-    uppers = [_three_bits(upper), packed, unit.view(np.uint8)]
-    return np.concatenate(uppers, 1)
+    return np.concatenate([_three_bits(upper), packed, unit.view(np.uint8)], 1)
 
 
 def _join_q6_k(upper: np.ndarray, lower: np.ndarray, out: np.ndarray) -> None:
