@@ -53,6 +53,8 @@ Logits = list[np.ndarray]
 """Logits of each part of a pass, float32 [n_nodes, n_vocab]."""
 CAPACITY = 8
 """Nodes of a slot's tree, relative to those of a pass: some are drafted beside it."""
+LEAST_BESIDE = 0.05
+"""Least cumulative confidence of what is drafted beside a pass, which steps slow down."""
 FORCED, FORCED_CONFIDENCE = "grammar", 0.99
 """Source of the tokens that a grammar forces: bytes, which the target may still split into other
 tokens."""
@@ -246,6 +248,9 @@ class Engine(Scheduler):
             else:
                 pass_.draft_steps += 1
                 pass_.growing_s += step_s
+                pass_.further_nodes += len(nodes) - 1
+                if len(nodes) == 1:
+                    pass_.lone_steps_s.append(step_s)
 
     def _hang_forced(self, text: Text) -> None:
         """Add the tokens that a grammar forces after the root as one branch."""
@@ -281,10 +286,13 @@ class Engine(Scheduler):
                 continue
             found = self.pacer.extend(pool, nodes, found, max_nodes, len(texts))
             highest = float(pool.cumulative[found].max(initial=0.0))
+            # a node joins a step where it tells more a second than the best one alone
+            least = ledger.prices.node_share * highest
+            found = [node for node in found if pool.cumulative[node] >= least]
             if highest > most:
                 best, chosen, most = source, found, highest
         if best is None or is_beside:
-            return best, chosen
+            return (best if most >= LEAST_BESIDE else None), chosen
         if (rule := self.ledger.stop_rule) is not None:
             free = {FORCED, *(source.name for source in self.sources if source.is_free)}
             return (None if rule.fires(pool, nodes.tolist(), chosen, free) else best), chosen

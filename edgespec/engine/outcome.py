@@ -40,6 +40,10 @@ class RoundOutcome:
     """Draft steps before the pass."""
     growing_s: float = 0.0
     """Seconds of these steps."""
+    lone_steps_s: list[float] = field(default_factory=list)
+    """Seconds of those over one node."""
+    further_nodes: int = 0
+    """Nodes of the others beyond the first of each."""
     steps_beside: int = 0
     """Draft steps during the pass."""
     reading_s: float = 0.0

@@ -31,6 +31,9 @@ USUAL_GROWTH = 0.75
 """Exponent of the extrapolation to fewer rows than were measured: seconds ~ rows^0.75."""
 MAX_RISE = 1.3
 """Longer times count as so many times the mean, as other processes may have caused them."""
+NODE_SHARES, NEW_SHARE = (0.5, 0.9), 0.25
+"""Limits of `Prices.node_share`: guesses that are as sure as the best one share a step, which shows
+again what they cost. Weight of the newest round in it."""
 UP, DOWN = 0.1, 0.4
 """Weights of a time above the mean, and of one below."""
 NEW_EXPERTS, NEW_SHARING = 0.05, 1 / 16
@@ -103,6 +106,8 @@ class Prices:
 
     mean_step_s: float = 0.0
     """Seconds of a draft step; 0 before the first, like the following."""
+    node_share: float = NODE_SHARES[0]
+    """Time of a further node of a draft step, relative to a step over one."""
     mean_read_s: float = 0.0
     """Seconds for the draft to read one token."""
     mean_rest_s: float = 0.0
@@ -246,6 +251,10 @@ class Prices:
         self._average("mean_rest_s", max(0.0, rest_s))
         if steps:
             self._average("mean_step_s", outcome.growing_s / steps, before_s)
+        lone_s = float(np.sum(outcome.lone_steps_s)) / max(1, len(outcome.lone_steps_s))
+        if outcome.further_nodes and lone_s:
+            share = (outcome.growing_s / lone_s - steps) / outcome.further_nodes
+            self.node_share += NEW_SHARE * (float(np.clip(share, *NODE_SHARES)) - self.node_share)
 
     def _see_pass(
         self, rows: int, report: PassReport, passes: int = 1, computes: bool = True
@@ -326,6 +335,7 @@ class Prices:
         for name in KEPT:
             setattr(self, name, valid.get(name, getattr(self, name)))
         self.sharing = min(self.sharing, float(SHARINGS[-1]))
+        self.node_share = min(self.node_share, NODE_SHARES[1])
         means = [(int(name[:-5]), valid[name]) for name in valid if _ROWS.fullmatch(name)]
         if means:
             self.mean_rows[:], self.slowness, self.is_recalled = 0.0, 1.0, True
@@ -333,7 +343,7 @@ class Prices:
             self.put(rows, seconds)
 
 
-KEPT = ("all_experts_s", "sharing", "mean_step_s", "mean_read_s", "mean_rest_s")
+KEPT = ("all_experts_s", "sharing", "mean_step_s", "node_share", "mean_read_s", "mean_rest_s")
 """Numbers that are stored, beside the means of passes."""
 _ROWS = re.compile(r"\d{1,9} rows")
 

@@ -31,9 +31,9 @@ from edgespec.paging.reader import (
 from edgespec.paging.store import Store
 from edgespec.tracing.spans import OFF, Trace, Track
 
-READERS = 2
+READERS = 3
 """Threads that read. A thread whose read has ended waits for a core, often for a millisecond beside
-threads that compute; storage is busy with the other's read meanwhile."""
+threads that compute, or merges lower bits; storage is busy with another's read meanwhile."""
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from edgespec.memory import heap, process
 from edgespec.memory.budget import REQUESTS, MemoryPlan, MemoryRow
 from edgespec.memory.division import plan_models
 from edgespec.memory.needs import ModelNeeds, tree_sizes
+from edgespec.paging.disk_speed import USUAL_BYTES_PER_S
 from edgespec.registry import ModelRequest, PreparedModel, Runtime
 from edgespec.session import strategy
 from edgespec.session.strategy import Speed
@@ -108,19 +109,17 @@ class PreparedModels(Closeable):
         BudgetError."""
         raise_if_cancelled()
         settings, info = self.settings, self.target.info
-        n_texts, speed = info.n_slots, Speed(n_threads=settings.threads or process.usable_cores())
+        n_texts, disk_bytes_per_s = info.n_slots, settings.read_limit or USUAL_BYTES_PER_S
+        speed = Speed(disk_bytes_per_s, settings.threads or process.usable_cores())
         drawing_bytes = info.n_vocab * SAMPLING_BYTES_PER_TOKEN + lookup.BYTES
         reserved_bytes = settings.reserve + settings.reserve_of_token * info.n_ctx
-
-        def choose(plans: Sequence[MemoryPlan]) -> MemoryPlan:
-            return strategy.best_plan(plans, speed, n_texts, self._may_look_up)
 
         fewer = [f"fewer texts at once ({setting.n_parallel}) need less"] if n_texts > 1 else []
         return divided_budget(
             self.budget_bytes,
             settings,
             *needs,
-            choose=choose,
+            choose=lambda plans: strategy.best_plan(plans, speed, n_texts, self._may_look_up),
             request_bytes=drawing_bytes + reserved_bytes,
             advice=(*fewer, *self.target.notes()),
         )

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.engine import engine as engine_module
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.ports import LanguageModel, PassPart
@@ -142,7 +143,10 @@ def test_a_draft_changes_no_token(
 @pytest.mark.costly
 @pytest.mark.parametrize("pacer", PACERS)
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
-def test_drafting_beside_the_pass_changes_no_token(pacer: str, sampling: SamplingParams) -> None:
+def test_drafting_beside_the_pass_changes_no_token(
+    pacer: str, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "LEAST_BESIDE", 0.0)
     language = random_language(7, N_VOCAB)
     draft = FakeModel(blend(language, random_language(8, N_VOCAB), 0.3), N_VOCAB)
     alone = generate(FakeModel(language, N_VOCAB), sampling=sampling, max_tokens=30)

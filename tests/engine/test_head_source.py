@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from source_cases import ask, text_of
 
+from edgespec.engine import engine as engine_module
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources.head_source import HeadSource
 from edgespec.pool import line
@@ -126,7 +127,8 @@ def test_no_limit_of_the_head_changes_a_token(
 
 
 @pytest.mark.slow
-def test_a_head_grows_the_tree_beside_the_pass() -> None:
+def test_a_head_grows_the_tree_beside_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "LEAST_BESIDE", 0.0)
     head = FakeHead()
     target = FakeModel(TARGET, N_VOCAB, stall_share=0.9, hook=waits_for_steps_of(head, 3))
     (with_head,) = run(head, target=target)

@@ -186,6 +186,18 @@ def test_a_round_teaches_what_steps_and_the_rest_cost() -> None:
     assert prices.rest_s == pytest.approx(0.007)
 
 
+@pytest.mark.parametrize(("growing_s", "share"), [(0.011, 0.5), (0.016, 2 / 3), (0.05, 0.9)])
+def test_steps_over_several_nodes_teach_what_a_further_one_costs(
+    growing_s: float, share: float
+) -> None:
+    prices = passes((1, 0.04), (8, 0.16))
+    several = replace(DRAFTED, growing_s=growing_s, lone_steps_s=[0.002], further_nodes=6)
+    for _ in range(20):
+        prices.see_round(several)
+    assert prices.node_share == pytest.approx(share, rel=0.01)
+    assert restored(prices.state_dict()).node_share == prices.node_share
+
+
 def test_a_round_in_which_the_draft_read_the_text_teaches_what_its_first_step_takes_alone() -> None:
     reading = replace(DRAFTED, reading_s=0.05, wall_s=0.25, growing_s=0.032)
     prices = replace(passes((1, 0.04), (8, 0.16)), draft_share=0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,38 @@ class Counter(Source):
 
 def model_source(model: FakeModel) -> ModelSource:
     return ModelSource(model, 8, N_VOCAB, frozenset())
+
+
+class Taking(FakeModel):
+    """A draft that takes the committed tokens of its target over."""
+
+    def __init__(self, target: FakeModel, *given: Any) -> None:
+        super().__init__(*given)
+        self.info = replace(self.info, takes_prefix=True)
+        self._target, self.taken = target, list[int]()
+
+    def take_prefix(self, n_tokens: int, slot: int) -> None:
+        begin, text = self.committed_of(slot), self._texts[slot]
+        assert not text.cells, "guesses are there"
+        text.committed += self._target.committed[begin:n_tokens]
+        self.taken += range(begin, n_tokens)
+
+
+@pytest.mark.parametrize("no_overlap", [True, False])
+def test_a_draft_of_the_same_shape_holds_only_what_its_target_has_computed(
+    no_overlap: bool,
+) -> None:
+    """Also in place of its own guesses, once these are accepted."""
+    language = random_language(2, N_VOCAB)
+    target = FakeModel(language, N_VOCAB)
+    draft = Taking(target, blend(language, random_language(3, N_VOCAB), 0.2), N_VOCAB)
+    result = generate(target, draft, max_tokens=60, no_overlap=no_overlap)
+    assert result.speculation.accepted > 20
+    assert not sum(draft.prefilled)
+    n_taken = 1 + max(draft.taken)
+    assert sorted(draft.taken) == [*range(n_taken)]
+    assert n_taken > len(PROMPT) + 20
+    assert result.tokens == generate(FakeModel(language, N_VOCAB), max_tokens=60).tokens
 
 
 def test_a_drafter_without_a_model_saves_passes() -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from virtual_clock import FEW_MACHINES, MACHINES
+from virtual_clock import FEW_MACHINES, MACHINES, Machine
 from virtual_pair import run, turn_after_a_short_one
 from virtual_text import TEXTS, VirtualText
 
@@ -69,6 +70,23 @@ def test_drafting_beside_passes_does_not_slow_a_text_down(machine: str) -> None:
         for overlap in (True, False)
     )
     assert beside.tokens_per_s >= 0.95 * alone.tokens_per_s
+
+
+def test_nodes_that_cost_as_much_as_steps_get_steps_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two rows of Q3_K take 2.4 times as long as one, and four 3.7 times."""
+    n_rows, draft_s = list[int](), Machine.draft_s
+    monkeypatch.setattr(
+        Machine, "draft_s", lambda self, rows: n_rows.append(rows) or draft_s(self, rows)
+    )
+    means = []
+    for row_share in (0.1, 1.3):
+        n_rows.clear()
+        machine = replace(MACHINES["30 %, 300 MB/s"], row_share=row_share)
+        run(machine, replace(TEXTS["medium"], seed=2), 128, no_overlap=True)
+        means.append(np.mean(n_rows[len(n_rows) // 2 :]))
+    assert means[1] < 0.7 * means[0]
 
 
 def test_guesses_pay_where_passes_go_to_another_machine():

@@ -232,7 +232,7 @@ def test_an_adjustable_budget_has_the_upper_bits_of_all(target: Path, draft: Pat
 def test_the_draft_takes_the_prompt_over_from_its_target(
     target: Path, draft: Path, n_parallel: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reads what whole blocks leave; texts are equal, and guesses as good."""
+    """It reads nothing; texts are equal, and guesses as good."""
     nested = settings(target, draft, 6 << 20).model_copy(
         update={"ctx_size": 512, "n_parallel": n_parallel, "memory_budget": "1GiB"}
     )
@@ -257,9 +257,10 @@ def test_the_draft_takes_the_prompt_over_from_its_target(
     taken, read = results
     assert taken.tokens == read.tokens
     at = n_read.index(-1)
-    assert sum(n_read[:at]) < 64 < sum(n_read[at:])
+    assert not sum(n_read[:at])
+    assert sum(n_read[at:]) > 64
     n_rounds, usual = (result.speculation.rounds for result in results)
-    assert n_rounds <= 1.2 * usual
+    assert n_rounds <= 1.05 * usual
 
 
 @pytest.mark.slow

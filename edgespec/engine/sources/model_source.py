@@ -35,6 +35,8 @@ class DraftText:
 
     n_left_out: int = 0
     """Number of tokens before those that it holds."""
+    n_taken: int = 0
+    """Number of leading tokens whose keys and values are the target's."""
     late: Sequence[int] = ()
     """Committed tokens that the step at the root reads."""
     damage: str | None = None
@@ -102,7 +104,7 @@ class ModelSource(Source):
         slot, n_tokens = text.slot.number, len(text.slot.committed)
         if self._must_move(slot, n_tokens):
             return self._n_latest
-        return max(0, n_tokens - self.n_read(slot))
+        return 0 if self._takes_over(slot) else max(0, n_tokens - self.n_read(slot))
 
     def open(self, pool: Pool, text: Text) -> list[int]:
         """Nodes that are not evaluated and not an end of text, within the model's limits of context
@@ -177,16 +179,23 @@ class ModelSource(Source):
 
     def read(self, text: Text) -> None:
         """Read the rest of the text, or move the window to its end. A few tokens are left to the
-        step at the root."""
+        step at the root.
+
+        Where the target's keys and values can be had, none is read, and those of guesses that were
+        accepted are replaced: with exact ones a copy with few bits guesses better (SubSpec, arXiv
+        2509.18344).
+        """
         slot, committed = text.slot.number, text.slot.committed
         reading = self._readings[slot]
         must_move, reading.late = self._must_move(slot, len(committed)), ()
+        if self._takes_over(slot) and not (must_move or self.said(text)):
+            self._truncate(slot, reading.n_taken)
+            self.model.take_prefix(len(committed), slot)
+            reading.n_taken = self.n_held(slot)
         if not must_move and self.n_read(slot) >= len(committed):
             return
         self.rest(text)
         if not must_move:
-            if self.model.info.takes_prefix and not reading.n_left_out:
-                self.model.take_prefix(len(committed), slot)
             unread = committed[self.n_read(slot) :]
             most = min(MAX_LATE, self.model.info.max_nodes - 1, self.room(slot) - 1)
             if self.n_held(slot) and len(unread) <= most:
@@ -212,6 +221,10 @@ class ModelSource(Source):
     def cancel(self) -> None:
         self.model.cancel()
 
+    def _takes_over(self, slot: int) -> bool:
+        """True if the model takes the target's keys and values of this slot's text."""
+        return self.model.info.takes_prefix and not self._readings[slot].n_left_out
+
     def _must_move(self, slot: int, n_tokens: int) -> bool:
         """True if the window must move to have room for guesses after `n_tokens`."""
         least_room = min(MIN_ROOM, self.model.info.n_ctx // 4)
@@ -227,6 +240,7 @@ class ModelSource(Source):
         if reading.n_left_out and n_held < self._n_latest // 2:
             n_held = 0
         self.model.truncate(min(n_held, self.n_held(slot)), slot)
+        reading.n_taken = min(reading.n_taken, self.n_held(slot))
         if not self.n_held(slot):
             reading.n_left_out = 0
 

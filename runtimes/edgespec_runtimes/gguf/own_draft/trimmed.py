@@ -203,7 +203,7 @@ class TrimmedModel(GgufModel):
 
     shared: SharedWeights | None = None
     """Its weights, which it closes, if it shares its target's."""
-    _target: LanguageModel
+    _target: GgufModel
     """The model whose keys and values it may take over."""
 
     def __init__(self, opening: Opening, shape: TrimmedShape, tables: Sequence[RowTable]) -> None:
@@ -223,21 +223,22 @@ class TrimmedModel(GgufModel):
                 tensor.nb[:] = values.itemsize, row_bytes, *[row_bytes * tensor.ne[1]] * 2
 
     def borrow_from(self, target: LanguageModel) -> None:
-        self._target, n = target, self.info.block_tokens
-        self.info = replace(self.info, takes_prefix=0 < n == target.info.block_tokens)
-        if self.shared is not None and isinstance(target, GgufModel):
-            self.shared.borrow(target.paged_tensors)
+        if isinstance(target, GgufModel):
+            self._target, n = target, self.info.block_tokens
+            self.info = replace(self.info, takes_prefix=0 < n == target.info.block_tokens)
+            if self.shared is not None:
+                self.shared.borrow(target.paged_tensors)
 
     def take_prefix(self, n_tokens: int, slot: int) -> None:
-        n = self.info.block_tokens
-        begin, end = self.committed_of(slot), min(n_tokens, self.info.n_ctx)
-        while begin % n == 0 and begin + n <= end:
+        begin, n_tokens = self.committed_of(slot), min(n_tokens, self.info.n_ctx)
+        while begin < n_tokens:
+            end = min(begin + self.info.block_tokens, n_tokens)
             try:
-                self.read_block(self._target.write_block(begin, slot), slot)
+                self.read_tokens(self._target.write_tokens(begin, end, slot), end - begin, slot)
             except StateError:  # it has another type of cache
                 self.info = replace(self.info, takes_prefix=False)
                 return
-            begin += n
+            begin = end
 
     def _compute(self, rows: Rows, with_logits: Collection[int]) -> int:
         for table, convert, values in zip(self._tables, self._convert, self._values, strict=True):
