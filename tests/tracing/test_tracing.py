@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from edgespec.cli import command_line
+from edgespec.engine import engine as engine_module
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError
 from edgespec.memory.budget import plan_memory
@@ -74,7 +75,8 @@ def test_rounds_say_what_was_verified_and_what_stood():
     assert sum(args["tokens"] for args in told) == len(result.tokens)
 
 
-def test_drafting_beside_the_pass_has_a_track_of_its_own():
+def test_drafting_beside_the_pass_has_a_track_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "LEAST_BESIDE", 0.0)
     target, draft = pair(stall_share=0.9)
     target.hook = waits_for_steps_of(draft, 2)
     result, events = traced(target, draft, no_overlap=False, lookup=False)
