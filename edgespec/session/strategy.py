@@ -224,7 +224,7 @@ def best_plan(
     plans: Sequence[MemoryPlan], speed: Speed, n_texts: int = 1, may_look_up: bool = False
 ) -> MemoryPlan:
     """The plan for the largest trees that has about the highest rate, of plans that differ in
-    `max_nodes`; none larger than usual if resident, or whose prompts take more passes for nothing.
+    `max_nodes`; a resident target has none larger than usual.
 
     A target that `may_look_up` guesses from its text if it pages and passes read little more.
     """
@@ -234,9 +234,7 @@ def best_plan(
         most = LOOKUP_TOKENS * without.bytes_per_pass
         return guessing if guessing.paged and guessing.bytes_per_pass <= most else without
     ordered = [one for one in few_first if not one.paged]
-    size, n = few_first[0].bytes_per_pass, few_first[0].batch_size
-    good = (one for one in reversed(few_first) if one.batch_size >= n or one.bytes_per_pass < size)
-    ordered += [one for one in good if one.paged]
+    ordered += [one for one in reversed(few_first) if one.paged]
     rates = [rate_of_trees(one, n_texts, speed) for one in ordered]
     least = (1 - LARGER_TREE_COST) * max(rates)
     return next(one for one, rate in zip(ordered, rates, strict=True) if rate >= least)
