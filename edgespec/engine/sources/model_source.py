@@ -178,13 +178,8 @@ class ModelSource(Source):
         return None
 
     def read(self, text: Text) -> None:
-        """Read the rest of the text, or move the window to its end. A few tokens are left to the
-        step at the root.
-
-        Where the target's keys and values can be had, none is read, and those of guesses that were
-        accepted are replaced: with exact ones a copy with few bits guesses better (SubSpec, arXiv
-        2509.18344).
-        """
+        """Take the target's keys and values (SubSpec, arXiv 2509.18344), read the rest of the text,
+        or move the window to its end. A few tokens are left to the step at the root."""
         slot, committed = text.slot.number, text.slot.committed
         reading = self._readings[slot]
         must_move, reading.late = self._must_move(slot, len(committed)), ()
