@@ -220,7 +220,7 @@ MOST_LINES = {
     "completions": 3722,
     "concurrency": 480,
     "diagnosis": 482,
-    "engine": 3994,
+    "engine": 3993,
     "enlarge": 1144,
     "gguf": 11601,
     "grammar": 844,
