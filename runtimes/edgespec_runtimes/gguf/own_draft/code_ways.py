@@ -5,8 +5,6 @@ Knows numbers and no file format.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 import numpy as np
 
 _UNFIT = 1000
@@ -68,15 +66,12 @@ class Ways:
         numbers = ways.astype(np.uint8).reshape(-1, 8, 2)
         return *parts, numbers[..., 0] | numbers[..., 1] << 4
 
-    def join(
-        self, lower_parts: np.ndarray, uppers: Iterable[np.ndarray], lowers: Iterable[np.ndarray]
-    ) -> Iterator[np.ndarray]:
-        """Rows of 32 codes of units, in lanes, whose bytes add up as numbers of 64 bits do; the
-        numbers of ways are the last bytes of lower parts."""
-        ways = lower_parts[:, -8:]
-        for row, (upper, lower) in enumerate(zip(uppers, lowers, strict=True)):
-            codes, steps = (one.take(ways[:, row], 0).reshape(-1) for one in self._lanes)
-            steps *= upper
-            codes += steps
-            codes += lower
-            yield codes
+    def join(self, lower_parts: np.ndarray, upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
+        """Codes of units, whose bytes add up as numbers of 64 bits do: uint64 [8, 4 * units], like
+        `upper`, which it changes, and `lower`. The last bytes of lower parts number the ways."""
+        ways = lower_parts[:, -8:].T.astype(np.intp)
+        bases, steps = self._lanes
+        upper *= steps.take(ways, 0).reshape(8, -1)
+        upper += bases.take(ways, 0).reshape(8, -1)
+        upper += lower
+        return upper

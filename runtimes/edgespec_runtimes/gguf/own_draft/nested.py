@@ -142,7 +142,7 @@ class NestedWeights:
         lower, self._lower_sums, self._upper_sums = _opened_lower(draft, target)
         self.path = lower.path
         sums_bytes = self._lower_sums.nbytes + self._upper_sums.nbytes
-        self.memory_bytes = READERS * (STAGING_BYTES + MERGING_BYTES) + sums_bytes
+        self.memory_bytes = READERS * STAGING_BYTES + MERGING_BYTES + sums_bytes
         self._file_index = len(target.paths)
         self._matrices: dict[str, _Matrix] = {}
         for entry in target.tensors:
