@@ -284,11 +284,9 @@ class Engine(Scheduler):
                 idle.add(source)
             if source.is_free or not found:
                 continue
-            found = self.pacer.extend(pool, nodes, found, max_nodes, len(texts))
+            share = ledger.prices.node_share
+            found = self.pacer.extend(pool, nodes, found, max_nodes, len(texts), share)
             highest = float(pool.cumulative[found].max(initial=0.0))
-            # a node joins a step where it tells more a second than the best one alone
-            least = ledger.prices.node_share * highest
-            found = [node for node in found if pool.cumulative[node] >= least]
             if highest > most:
                 best, chosen, most = source, found, highest
         if best is None or is_beside:

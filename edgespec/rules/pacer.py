@@ -20,8 +20,6 @@ FLOOR = 0.01
 """Least cumulative confidence of a node: verifying a less probable one does not pay."""
 BATCH = 4
 """Most nodes of a text that are extended in one step."""
-BATCH_RATIO = 0.5
-"""Least cumulative confidence, relative to the best open node, of nodes in its step."""
 BRANCH_ABOVE = 0.3
 """Confidence above which a guess opens a branch by LLMCad's rule."""
 
@@ -104,11 +102,12 @@ class Pacer(NamedTuple):
 
     children: Callable[[Pool, int, Sequence[Guess]], Sequence[Guess]]
     """The guesses, best first, that become children of a node."""
-    extend: Callable[[Pool, Nodes, Sequence[int], int, int], list[int]]
+    extend: Callable[[Pool, Nodes, Sequence[int], int, int, float], list[int]]
     """The open nodes after which a source guesses in its next step; none to stop growing.
 
     Its arguments are the nodes of some trees, those of them after which the source has not guessed
-    yet, at least one, the most nodes of a pass, and the number of trees.
+    yet, at least one, the most nodes of a pass, the number of trees, and the price of a further
+    node of a step relative to the first.
     """
 
 
@@ -119,9 +118,14 @@ def likely_children(pool: Pool, node: int, guesses: Sequence[Guess]) -> Sequence
 
 
 def best_open(
-    pool: Pool, nodes: Nodes, open_nodes: Sequence[int], max_nodes: int, n_texts: int
+    pool: Pool,
+    nodes: Nodes,
+    open_nodes: Sequence[int],
+    max_nodes: int,
+    n_texts: int,
+    node_share: float,
 ) -> list[int]:
-    """The open nodes with the highest cumulative confidence.
+    """The open nodes with the highest cumulative confidence, where it exceeds their price.
 
     For a given number of nodes this maximises the expected number of accepted tokens. There are
     none if no open node can have a child among the best `max_nodes`.
@@ -134,7 +138,7 @@ def best_open(
     if not ends.size:
         return []
     best_first = np.argsort(-C, kind="stable")[: BATCH * n_texts]
-    peers = best_first[C[best_first] >= BATCH_RATIO * C[best_first[0]]]
+    peers = best_first[C[best_first] >= node_share * C[best_first[0]]]
     return [int(node) for node in np.sort(ends[peers])]
 
 
@@ -144,7 +148,7 @@ def llmcad_children(pool: Pool, node: int, guesses: Sequence[Guess]) -> Sequence
 
 
 def furthest_behind(
-    pool: Pool, nodes: Nodes, open_nodes: Sequence[int], max_nodes: int, n_texts: int
+    pool: Pool, nodes: Nodes, open_nodes: Sequence[int], max_nodes: int, n_texts: int, _: float
 ) -> list[int]:
     """LLMCad's fair shares (Xu et al., arXiv 2309.04255): the end of the branch that lacks most.
 

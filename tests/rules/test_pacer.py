@@ -26,7 +26,7 @@ def forked(*confidences: float) -> OneTree:
 
 
 def extend(pacer: Pacer, pool: Pool, open_nodes: list[int], max_nodes: int = 64) -> list[int]:
-    return pacer.extend(pool, pool.alive(), open_nodes, max_nodes, len(pool.root))
+    return pacer.extend(pool, pool.alive(), open_nodes, max_nodes, len(pool.root), 0.5)
 
 
 # LLMCad
