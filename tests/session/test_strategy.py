@@ -78,6 +78,15 @@ def test_a_slow_disk_gains_more_than_a_fast_one() -> None:
     assert gain(SLOW) > gain(1e9)
 
 
+def test_upper_bits_draft_where_merging_takes_no_longer_than_reading() -> None:
+    """Sizes of the drafts of Qwen2.5-Coder-1.5B in Q8_0, at half of its own size."""
+    copy = DraftSizes("Q3_K", 3.44, 607_000_000)
+    nested = DraftSizes("nested_small", 3.57, 606_000_000, 32768, 918_000_000, 475_000_000)
+    half = plan(903, weights_mib=1564)
+    chosen = [own_draft(half, [copy, nested], disk) for disk in (SLOW, 1.4e9)]
+    assert [one.draft for one in chosen if one] == ["nested_small", "Q3_K"]
+
+
 def test_a_target_that_fits_gets_none() -> None:
     assert found(plan(4000)) == []
     assert own_draft(plan(4000), SIZES, SLOW) is None
