@@ -272,13 +272,12 @@ class Engine(Scheduler):
         texts = [text for text in texts if text.is_growing]
         nodes = pool.alive(*(text.slot.number for text in texts))
         cumulative = pool.cumulative[nodes]
-        max_nodes = self.capacity if is_beside else ledger.max_nodes
+        n = ledger.max_nodes
+        max_nodes = self.capacity if is_beside else n
         for source in sorted(self.sources, key=lambda each: not each.is_free):
             found = [] if source in idle else self._open_nodes(source, texts)
             if source.is_free:
-                least = np.sort(np.append(np.zeros(ledger.max_nodes), cumulative))[
-                    -ledger.max_nodes
-                ]
+                least = np.sort(np.append(np.zeros(n), cumulative))[-n]
                 if found := [node for node in found if pool.cumulative[node] > least]:
                     return source, found
                 idle.add(source)

@@ -171,14 +171,14 @@ def make(
     chosen = _choose(target, plan, tool, disk)
     assert chosen.sizes
     out = place(chosen.draft)
+    is_cached = out.parent == cache_folder.folder() and _is_usable(out, alone, progress)
     with session.open_models(alone, NO_GUESSES) as models:
         progress("counting tokens", 0.0)
-        target_model, n_rated = models.target, chosen.sizes.head_tokens
-        token_ids = frequent_tokens(target_model.vocabulary, target_model.info.n_vocab, n_rated)
+        known, n = models.target, chosen.sizes.head_tokens
+        token_ids = [] if is_cached else frequent_tokens(known.vocabulary, known.info.n_vocab, n)
         heap.trim_heap()
         alone_tokens_per_s, _ = _measured(models, PROMPTS[:1], N_TOKENS_ALONE, progress)
     with scratch_folder(out.parent, kept_as=out.name) as folder:
-        is_cached = out.parent == cache_folder.folder() and _is_usable(out, alone, progress)
         draft = out if is_cached else folder / "draft.gguf"
         if not is_cached:
             tool.trim(target, draft, chosen.draft, token_ids, progress)

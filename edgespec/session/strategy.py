@@ -121,19 +121,16 @@ class Strategy:
     def _seconds(self, speed: Speed) -> float:
         """Seconds of a round. A draft beside the plan has memory of pinned weights."""
         plan, weight_bytes, guessing = self.plan, self.weight_bytes, self.guessing
-        read_bytes, merged_bytes = plan.least_bytes_per_pass, 0
+        read_bytes, merged_s = plan.least_bytes_per_pass, 0.0
         if plan.paged and self.draft_bytes:
-            pinned_bytes = max(0, weight_bytes - read_bytes - self.draft_bytes)
             unread_bytes = self.sizes.unread_bytes if self.sizes else 0
-            pinned_bytes = unread_bytes + int(pinned_bytes / (1 - self.saved_share))
+            room_bytes = max(0, weight_bytes - read_bytes - self.draft_bytes)
+            pinned_bytes = unread_bytes + int(room_bytes / (1 - self.saved_share))
             read_bytes = max(0, weight_bytes - pinned_bytes)
-            merged_bytes = read_bytes + unread_bytes if self.draft in NESTED else 0
+            merged_s = (read_bytes + unread_bytes) / MERGED_BYTES_PER_S * (self.draft in NESTED)
         rows_cost = guessing.rows_cost / (1 if plan.paged else PAGED_COST)
-        pass_s = max(
-            read_bytes / speed.disk_bytes_per_s,
-            merged_bytes / MERGED_BYTES_PER_S,
-            rows_cost * speed.compute_s(weight_bytes),
-        )
+        compute_s = rows_cost * speed.compute_s(weight_bytes)
+        pass_s = max(read_bytes / speed.disk_bytes_per_s, merged_s, compute_s)
         return pass_s + guessing.n_steps * speed.compute_s(self.file_bytes, DRAFT_BYTES_PER_S)
 
 
@@ -239,8 +236,7 @@ def best_plan(
         without, guessing = few_first[0], few_first[-1]
         most = LOOKUP_TOKENS * without.bytes_per_pass
         return guessing if guessing.paged and guessing.bytes_per_pass <= most else without
-    ordered = [one for one in few_first if not one.paged]
-    ordered += [one for one in reversed(few_first) if one.paged]
+    ordered = sorted(few_first, key=lambda one: (one.paged, -one.max_nodes * one.paged))
     rates = [rate_of_trees(one, n_texts, speed) for one in ordered]
     least = (1 - LARGER_TREE_COST) * max(rates)
     return next(one for one, rate in zip(ordered, rates, strict=True) if rate >= least)

@@ -43,23 +43,17 @@ class KeptTexts(RunningModel):
     _recurrent: RecurrentText
     _windows: WindowCells | None
 
-    def write_block(self, begin: int, slot: int) -> memoryview:
-        return self.write_tokens(begin, begin + self.info.block_tokens, slot)
-
-    def read_block(self, content: memoryview, slot: int) -> None:
-        self.read_tokens(content, self.info.block_tokens, slot)
-
-    def write_tokens(self, begin: int, end: int, slot: int) -> memoryview:
-        """`write_block` of some tokens, at most a block."""
+    def write_block(self, begin: int, slot: int, n_tokens: int = 0) -> memoryview:
         with self._users:
             texts, home = self._texts, self._texts.all[slot].home
             if texts.tile == 1:  # otherwise cells are saved through a sequence of their own
                 texts.put_in_order()
+            end = begin + (n_tokens or self.info.block_tokens)
             return memoryview(self._memory.save(home, begin, end)).cast("B")
 
-    def read_tokens(self, content: memoryview, n_tokens: int, slot: int) -> None:
-        """`read_block` of what `write_tokens` wrote."""
+    def read_block(self, content: memoryview, slot: int, n_tokens: int = 0) -> None:
         with self._users:
+            n_tokens = n_tokens or self.info.block_tokens
             text = self._texts.all[slot]
             self._texts.make_room_to_restore(n_tokens, text)
             begin = text.n_committed

@@ -232,13 +232,13 @@ class TrimmedModel(GgufModel):
     def take_prefix(self, n_tokens: int, slot: int) -> None:
         begin, n_tokens = self.committed_of(slot), min(n_tokens, self.info.n_ctx)
         while begin < n_tokens:
-            end = min(begin + self.info.block_tokens, n_tokens)
+            n = min(self.info.block_tokens, n_tokens - begin)
             try:
-                self.read_tokens(self._target.write_tokens(begin, end, slot), end - begin, slot)
+                self.read_block(self._target.write_block(begin, slot, n), slot, n)
             except StateError:  # it has another type of cache
                 self.info = replace(self.info, takes_prefix=False)
                 return
-            begin = end
+            begin += n
 
     def _compute(self, rows: Rows, with_logits: Collection[int]) -> int:
         for table, convert, values in zip(self._tables, self._convert, self._values, strict=True):
