@@ -118,14 +118,10 @@ def likely_children(pool: Pool, node: int, guesses: Sequence[Guess]) -> Sequence
 
 
 def best_open(
-    pool: Pool,
-    nodes: Nodes,
-    open_nodes: Sequence[int],
-    max_nodes: int,
-    n_texts: int,
-    node_share: float,
+    pool: Pool, nodes: Nodes, open_nodes: Sequence[int], max_nodes: int, n_texts: int, share: float
 ) -> list[int]:
-    """The open nodes with the highest cumulative confidence, where it exceeds their price.
+    """The open nodes with the highest cumulative confidence, those that tell more a second than the
+    best one alone: a further node of a step takes a `share` of its time.
 
     For a given number of nodes this maximises the expected number of accepted tokens. There are
     none if no open node can have a child among the best `max_nodes`.
@@ -138,7 +134,7 @@ def best_open(
     if not ends.size:
         return []
     best_first = np.argsort(-C, kind="stable")[: BATCH * n_texts]
-    peers = best_first[C[best_first] >= node_share * C[best_first[0]]]
+    peers = best_first[C[best_first] >= share * C[best_first[0]]]
     return [int(node) for node in np.sort(ends[peers])]
 
 
