@@ -27,6 +27,7 @@ from edgespec.engine import prompt_reading
 from edgespec.engine.admission import admit, obstacle
 from edgespec.engine.ledger import surest
 from edgespec.engine.outcome import RoundOutcome
+from edgespec.engine.prices import NODE_SHARES
 from edgespec.engine.scheduler import Scheduler
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import Slot
@@ -249,8 +250,7 @@ class Engine(Scheduler):
                 pass_.draft_steps += 1
                 pass_.growing_s += step_s
                 pass_.further_nodes += len(nodes) - 1
-                if len(nodes) == 1:
-                    pass_.lone_steps_s.append(step_s)
+                pass_.lone_steps_s += [step_s] * (len(nodes) == 1)
 
     def _hang_forced(self, text: Text) -> None:
         """Add the tokens that a grammar forces after the root as one branch."""
@@ -281,13 +281,12 @@ class Engine(Scheduler):
                 if found := [node for node in found if pool.cumulative[node] > least]:
                     return source, found
                 idle.add(source)
-            if source.is_free or not found:
-                continue
-            share = ledger.prices.node_share
-            found = self.pacer.extend(pool, nodes, found, max_nodes, len(texts), share)
-            highest = float(pool.cumulative[found].max(initial=0.0))
-            if highest > most:
-                best, chosen, most = source, found, highest
+            elif found:
+                share = ledger.prices.node_share if ledger.stop_rule is None else NODE_SHARES[0]
+                found = self.pacer.extend(pool, nodes, found, max_nodes, len(texts), share)
+                highest = float(pool.cumulative[found].max(initial=0.0))
+                if highest > most:
+                    best, chosen, most = source, found, highest
         if best is None or is_beside:
             return (best if most >= LEAST_BESIDE else None), chosen
         if (rule := self.ledger.stop_rule) is not None:

@@ -32,7 +32,8 @@ USUAL_GROWTH = 0.75
 MAX_RISE = 1.3
 """Longer times count as so many times the mean, as other processes may have caused them."""
 NODE_SHARES, NEW_SHARE = (0.5, 0.9), 0.25
-"""Limits of `Prices.node_share`, below 1 so that steps show it again; weight of a new round."""
+"""Limits of `Prices.node_share`, below 1 so that steps show it again; weight of a new round. With a
+stop rule it is the first: then trees do not depend on the clock."""
 UP, DOWN = 0.1, 0.4
 """Weights of a time above the mean, and of one below."""
 NEW_EXPERTS, NEW_SHARING = 0.05, 1 / 16
