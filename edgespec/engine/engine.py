@@ -250,7 +250,8 @@ class Engine(Scheduler):
                 pass_.draft_steps += 1
                 pass_.growing_s += step_s
                 pass_.further_nodes += len(nodes) - 1
-                pass_.lone_steps_s += [step_s] * (len(nodes) == 1)
+                if len(nodes) == 1:
+                    pass_.lone_steps_s.append(step_s)
 
     def _hang_forced(self, text: Text) -> None:
         """Add the tokens that a grammar forces after the root as one branch."""

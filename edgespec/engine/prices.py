@@ -251,9 +251,8 @@ class Prices:
         self._average("mean_rest_s", max(0.0, rest_s))
         if steps:
             self._average("mean_step_s", outcome.growing_s / steps, before_s)
-        lone_s = float(np.sum(outcome.lone_steps_s)) / max(1, len(outcome.lone_steps_s))
-        if outcome.further_nodes and lone_s:
-            share = (outcome.growing_s / lone_s - steps) / outcome.further_nodes
+        if outcome.further_nodes and sum(lone := outcome.lone_steps_s):
+            share = (outcome.growing_s * len(lone) / sum(lone) - steps) / outcome.further_nodes
             self.node_share += NEW_SHARE * (float(np.clip(share, *NODE_SHARES)) - self.node_share)
 
     def _see_pass(

@@ -125,8 +125,8 @@ class Strategy:
         if plan.paged and self.draft_bytes:
             unread_bytes = self.sizes.unread_bytes if self.sizes else 0
             room_bytes = max(0, weight_bytes - read_bytes - self.draft_bytes)
-            pinned_bytes = unread_bytes + int(room_bytes / (1 - self.saved_share))
-            read_bytes = max(0, weight_bytes - pinned_bytes)
+            pinned_bytes = int(room_bytes / (1 - self.saved_share))
+            read_bytes = max(0, weight_bytes - unread_bytes - pinned_bytes)
             merged_s = (read_bytes + unread_bytes) / MERGED_BYTES_PER_S * (self.draft in NESTED)
         rows_cost = guessing.rows_cost / (1 if plan.paged else PAGED_COST)
         compute_s = rows_cost * speed.compute_s(weight_bytes)
