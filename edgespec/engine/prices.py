@@ -251,7 +251,7 @@ class Prices:
         self._average("mean_rest_s", max(0.0, rest_s))
         if steps:
             self._average("mean_step_s", outcome.growing_s / steps, before_s)
-        if outcome.further_nodes and sum(lone := outcome.lone_steps_s):
+        if any(lone := outcome.lone_steps_s) and outcome.further_nodes:
             share = (outcome.growing_s * len(lone) / sum(lone) - steps) / outcome.further_nodes
             self.node_share += NEW_SHARE * (float(np.clip(share, *NODE_SHARES)) - self.node_share)
 
