@@ -9,7 +9,7 @@ import argparse
 import secrets
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
     from edgespec.chat.prompts import ChatPrompt
+    from edgespec.chat.reasoning import Part
     from edgespec.engine.generation import Generation
     from edgespec.grammar.specification import Grammar
     from edgespec.session.session import Session
@@ -249,11 +250,6 @@ class Chat:
             prompt = prompt.closed()
         splitter = prompt.splitter()
         said = {"reasoning": "", "answer": ""}
-
-        def show(piece: str) -> None:
-            for part in splitter.push(piece):
-                self._show(part.kind, part.text, said)
-
         with self._session.stream(
             prompt.tokens,
             self._next_sampling(),
@@ -268,12 +264,11 @@ class Chat:
                 generation.cancel()
             n_characters = 0
             for event in generation:
-                show(event.text)
+                self._show(splitter.push(event.text), said)
                 n_characters += len(event.text)
             self._running, self._last = None, generation.result
-        show(self._last.text[n_characters:])
-        for part in splitter.finish():
-            self._show(part.kind, part.text, said)
+        self._show(splitter.push(self._last.text[n_characters:]), said)
+        self._show(splitter.finish(), said)
         self._console.end_of_answer()
         was_begun = self._last.tokens or not self._is_cancelled
         self._console.note(
@@ -310,12 +305,13 @@ class Chat:
         self._sampling = self._settings.sampling(seed, self._session.chat_sampling)
         return self._sampling
 
-    def _show(self, kind: str, text: str, said: dict[str, str]) -> None:
+    def _show(self, parts: Iterable[Part], said: dict[str, str]) -> None:
         """Show text; reasoning is dim if there are colours, otherwise set apart by labels."""
-        if kind == "answer" and said["reasoning"] and not said["answer"]:
-            self._console.end_of_answer()
-        said[kind] += text
-        self._console.say(text, is_aside=kind == "reasoning")
+        for part in parts:
+            if part.kind == "answer" and said["reasoning"] and not said["answer"]:
+                self._console.end_of_answer()
+            said[part.kind] += part.text
+            self._console.say(part.text, is_aside=part.kind == "reasoning")
 
 
 def _path(text: str, command: str) -> Path:
