@@ -92,13 +92,13 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     grammar = grammar_from(args)
     if "max_tokens" not in args:
         args.max_tokens = NO_LIMIT
+    console = Console(quiet="quiet" in args)
     if not NAMES_A_MODEL & vars(args).keys():
-        is_quiet, budget = "quiet" in args, getattr(args, "memory_budget", "auto")
-        args.model = fetching.chat_model(Console(quiet=is_quiet), budget, may_ask=not is_quiet)
+        budget = getattr(args, "memory_budget", "auto")
+        args.model = fetching.chat_model(console, budget, may_ask="quiet" not in args)
         if packaged.named(args.model) == fetching.CHAT_MODEL:
             args.system = getattr(args, "system", fetching.SYSTEM)
     command = settings_from(args)
-    console = Console(quiet="quiet" in args)
     # before loading, so that a missing package is reported early and its memory is planned
     is_terminal = chat_input.is_terminal(sys.stdin)
     messages = chat_input.lines(_history(console) if is_terminal else None)
