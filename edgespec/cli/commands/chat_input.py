@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
@@ -94,23 +94,20 @@ def _session(history: Path | None) -> PromptSession[str]:
     with extras.needed("chat", "a terminal to chat in needs prompt_toolkit"):
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import WordCompleter
-        from prompt_toolkit.history import FileHistory, InMemoryHistory
+        from prompt_toolkit.history import FileHistory
         from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
     bindings = KeyBindings()
 
-    def bind(*keys: str) -> Callable[[Callable[[KeyPressEvent], None]], object]:
-        return bindings.add(*keys)
-
-    @bind("enter")
+    @bindings.add("enter")
     def _send(event: KeyPressEvent) -> None:
         event.current_buffer.validate_and_handle()
 
-    @bind("escape", "enter")
+    @bindings.add("escape", "enter")
     def _break(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
     return PromptSession(
-        history=InMemoryHistory() if history is None else FileHistory(str(history)),
+        history=None if history is None else FileHistory(str(history)),
         multiline=True,
         key_bindings=bindings,
         completer=WordCompleter(COMMANDS, sentence=True),
