@@ -28,7 +28,6 @@ from edgespec.memory import process
 from edgespec.models.model_files import copies, distinct_names, files_of, largest_of
 from edgespec.ports import Progress
 from edgespec.ports.baselines import BaselineRequest, pick_best
-from edgespec.registry import Runtime
 from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec.settings.units import format_size
 
@@ -240,11 +239,11 @@ def _announce(bench: Bench, n_runs: int, note: Callable[[str], None]) -> None:
     note("the first run tells how long they take; --quick and -n make them fewer or shorter")
 
 
-def named_drafts(paths: Sequence[Path], target: Path, runtime: Runtime) -> list[BenchDraft]:
-    """Drafts with unique names for a target of this runtime."""
-    drafts = []
+def named_drafts(paths: Sequence[Path], target: Path) -> list[BenchDraft]:
+    """Drafts with unique names for a target."""
+    runtime, drafts = registry.find(target), []
     for path, name in zip(paths, distinct_names(paths), strict=True):
-        is_own = path == target and registry.find(target).guesses_itself(target)
+        is_own = path == target and runtime.guesses_itself(target)
         is_whole = not is_own and registry.describe(path).head is None
         in_library = is_whole and registry.find(path).name == runtime.name
         drafts.append(BenchDraft(path, name, in_library))

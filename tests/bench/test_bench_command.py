@@ -101,11 +101,9 @@ def test_a_library_cannot_draft_with_a_model_of_another_runtime():
 
 def test_llama_cpp_s_speculation_is_for_whole_models():
     pytest.importorskip("llama_cpp")
-    from edgespec_runtimes.gguf import runtime
-
     pair, head = embedded_pair(), packaged.models()["smollm2"].head
     assert head is not None
-    drafts = named_drafts([pair.draft, head.path], pair.target, runtime)
+    drafts = named_drafts([pair.draft, head.path], pair.target)
     assert [draft.in_library for draft in drafts] == [True, False]
 
 

@@ -163,7 +163,7 @@ def measure(args: argparse.Namespace, settings: BenchSettings, console: Console)
     if memory_bytes is not None:
         given["memory_budget"] = budget = int(BUDGET_SHARE * memory_bytes)
     prompts = chosen_prompts(settings)
-    modes = with_drafts(requested, named_drafts(drafts, target, registry.find(target)))
+    modes = with_drafts(requested, named_drafts(drafts, target))
     bench = Bench(
         settings,
         load.but(given),

@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from edgespec import registry
 from edgespec.bench import table
 from edgespec.bench.bench_runs import Bench, applicable, named_drafts, run_all, survey
 from edgespec.bench.bench_settings import BenchSettings
@@ -98,9 +97,7 @@ def _prepared(
     """The bench, and its variants by the names of their modes; notes drafts that are left out."""
     load = command.load
     sampling = measured_sampling(load.model, told.temperature)
-    modes = with_drafts(
-        ENGINE_MODES[-1:], named_drafts(paths, load.model, registry.find(load.model))
-    )
+    modes = with_drafts(ENGINE_MODES[-1:], named_drafts(paths, load.model))
     bench = Bench(told, load, modes, chosen_prompts(told), sampling=sampling, fits=True)
     usable, left_out = applicable(modes, survey(bench, console.progress), 0)
     for gone in left_out if paths else ():
