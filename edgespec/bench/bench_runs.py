@@ -152,16 +152,16 @@ def run_all(
     due = deque(scheduled_runs(names, len(bench.prompts), bench.settings.repetitions))
     _announce(bench, len(due), note)
     began, left_s, n_done = time.monotonic(), 0.0, 0
+    # in a log file, the lines of finished runs are enough
+    show: Progress = progress if sys.stderr.isatty() else lambda what, share: None
     while due:
         turn = due.popleft()
         n_done, n_runs = n_done + 1, n_done + 1 + len(due)
         counter = table.counter(n_done, n_runs)
         rest = ", ".join(filter(None, ("the whole bench", table.left(left_s))))
         what = f"{counter} {turn.mode} on {bench.prompts[turn.prompt].name}; {rest}"
-        # in a log file, the lines of finished runs are enough
-        tick = partial(progress, what, (n_done - 1) / n_runs) if sys.stderr.isatty() else _nothing
         try:
-            measured = _measure(bench, turn, tick)
+            measured = _measure(bench, turn, partial(show, what, (n_done - 1) / n_runs))
         except EdgespecError as error:
             results.failures.append(SkippedMode(turn.mode, error.message))
             note(f"{counter} {turn.mode} failed: {marked(error)}")
@@ -177,10 +177,6 @@ def run_all(
             gone = leaving(results)
             due = deque(run for run in due if run.mode not in gone)
     return results
-
-
-def _nothing() -> None:
-    """Show no progress."""
 
 
 def _measure(bench: Bench, turn: ScheduledRun, tick: Callable[[], None]) -> Decoded | float:
