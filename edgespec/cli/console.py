@@ -107,10 +107,8 @@ class Console:
 
     def end_of_text(self) -> None:
         """End the line of a text on a terminal; add nothing to a file or pipe."""
-        if self._midline and self._out.isatty():
-            self._out.write("\n")
-            self._midline = False
-        self._out.flush()
+        if self._out.isatty():
+            self.end_of_answer()
 
     @property
     def width(self) -> int | None:
