@@ -313,7 +313,12 @@ def own_draft(model: Path) -> Path | None:
     """The draft or head of a fetched model, or the model itself if it has layers for guessing."""
     if (name := packaged.named(model)) and (draft := packaged.draft_of(name)):
         return draft
-    return model if _guesses_itself(model) else None
+    from edgespec import registry
+
+    try:
+        return model if registry.find(model).guesses_itself(model) else None
+    except EdgespecError:
+        return None  # reported when it is opened
 
 
 def _made_before(model: Path, *conditions: Any) -> Path | None:
@@ -326,15 +331,6 @@ def _made_before(model: Path, *conditions: Any) -> Path | None:
         return own_draft.kept(model, *conditions)
     except EdgespecError:
         return None  # reported when it is opened
-
-
-def _guesses_itself(model: Path) -> bool:
-    from edgespec import registry
-
-    try:
-        return registry.find(model).guesses_itself(model)
-    except EdgespecError:
-        return False  # reported when it is opened
 
 
 def _named_in(names: Spelling, role: str, args: Any) -> Any:
