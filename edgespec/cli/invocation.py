@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgespec.chat.chat_sampling import chat_sampling
 from edgespec.cli import fetching
@@ -173,9 +173,8 @@ def model_path(args: str | Path, named: str = "--model") -> Path:
     return path if path.name != args or path.suffix else catalogue.find(args)
 
 
-def read_prompt(args: argparse.Namespace, stdin: TextIO | None = None) -> str:
+def read_prompt(args: argparse.Namespace) -> str:
     """The prompt from a flag, a file or a pipe, exactly as given. Raises UsageError."""
-    stdin = stdin or sys.stdin  # may be None
     if "prompt" in args and "file" in args:
         raise UsageError("give either --prompt or --file, not both")
     if "prompt" in args:
@@ -183,10 +182,10 @@ def read_prompt(args: argparse.Namespace, stdin: TextIO | None = None) -> str:
     elif "file" in args:
         source = f"--file {args.file}"
         prompt = _read(Path(args.file), source)
-    elif stdin is not None and not stdin.isatty():
+    elif sys.stdin is not None and not sys.stdin.isatty():  # None if it is closed
         source = "stdin"
         with named(source):
-            prompt = read_at_most(stdin.buffer, source, MAX_PROMPT_BYTES).decode("utf-8-sig")
+            prompt = read_at_most(sys.stdin.buffer, source, MAX_PROMPT_BYTES).decode("utf-8-sig")
     else:
         raise UsageError("no prompt given: use -p TEXT or -f FILE, or pipe text to stdin")
     if not prompt:
