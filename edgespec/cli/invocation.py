@@ -106,8 +106,7 @@ def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
     Raises UsageError, ModelError and FetchError.
     """
     notes, heads = fetching.fetch_named(args)
-    known = LoadSettings.known() | GenerateSettings.known()
-    flags = {name: value for name, value in vars(args).items() if name in known}
+    flags = dict(vars(args))
     file = find_config(args.config) if "config" in args else None
     config = read_config(file) if file else {}
     for source in (flags, config):
@@ -133,9 +132,8 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
     """Settings of a server, from flags and the config file. Raises UsageError."""
     file = find_config(args.config) if "config" in args else None
     config = read_config(file) if file else {}
-    flags = {name: value for name, value in vars(args).items() if name in ServerSettings.known()}
-    names = Spelling(file, frozenset(config.keys() - flags.keys()))
-    return _validated(config | flags, ServerSettings, names)
+    names = Spelling(file, frozenset(config.keys() - vars(args).keys()))
+    return _validated(config | vars(args), ServerSettings, names)
 
 
 def with_drafts_of(
