@@ -185,7 +185,6 @@ def what_if(
             (1 / low, 1 / high),
         )
         for one in _drafts(weights, plan, speed)
-        if one.guessing
         for low, high in [one.rates(speed)]
     )
     return WhatIf(
