@@ -290,10 +290,6 @@ class _Weights:
             least_bytes,
         )
 
-    @property
-    def layer_bytes(self) -> int:
-        return (self.dense_bytes - self.head_bytes) // self.shape.n_layers
-
     def trimmed_bytes(self, bits: float) -> int:
         """Memory of a draft with so many bits per weight of layers, and of a head for the most
         frequent tokens."""
@@ -325,7 +321,8 @@ class _Weights:
         return _row("compute buffers", kept_bytes), lent
 
     def _segments(self, per_layer: int) -> tuple[SegmentSize, ...]:
-        size = self.layer_bytes // per_layer
+        layer_bytes = (self.dense_bytes - self.head_bytes) // self.shape.n_layers
+        size = layer_bytes // per_layer
         layers = [
             _segment(f"layer {i // per_layer}", size)
             for i in range(per_layer * self.shape.n_layers)
