@@ -219,8 +219,7 @@ def _name(args: argparse.Namespace) -> str | None:
 def _sampling(settings: GenerateSettings, recommended: Mapping[str, Any]) -> dict[str, Any]:
     """Defaults of requests: what flags and the file say, otherwise what is recommended."""
     told = settings.model_fields_set & {*Sampling.model_fields, "seed"}
-    given = {name: getattr(settings, name) for name in told}
-    return {**recommended, **{name: value for name, value in given.items() if value is not None}}
+    return {**recommended, **settings.model_dump(include=told, exclude_none=True)}
 
 
 def _max_tokens(settings: GenerateSettings) -> int | None:
