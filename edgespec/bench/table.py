@@ -55,10 +55,10 @@ def figure(value: float) -> str:
 
 
 def summary(report: BenchReport) -> Report:
-    """The final table, with settings and explanations; in JSON all of the report."""
+    """The final table, with settings and explanations."""
     raw = report.raw_bytes_per_s
     return Report(
-        Row(value=report, format=[*setting_lines(report), ""]),
+        Row(format=[*setting_lines(report), ""]),
         Row(value=Table(columns(report.reference or ""), report.modes)),
         Row(
             format=f"raw: {raw.median / MB:.0f} MB/s ({raw.least / MB:.0f} - {raw.most / MB:.0f}) "

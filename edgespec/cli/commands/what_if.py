@@ -18,7 +18,7 @@ from edgespec.settings.config import LoadSettings
 from edgespec.settings.units import format_rate, format_size
 
 CTX_SIZE, N_THREADS = 4096, 4
-_USED = frozenset(("memory_budget", "ctx_size", "threads", "read_limit", "json", "what_if"))
+_USED = {"memory_budget", "ctx_size", "threads", "read_limit", "json", "what_if", "command"}
 
 
 def add_to(parser: ArgumentParser) -> None:
@@ -36,8 +36,7 @@ def add_to(parser: ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Predict and report."""
-    given = set(vars(args)) - _USED - {"command"}
-    if given:
+    if given := vars(args).keys() - _USED:
         flag = min(spell(name) for name in given)
         raise UsageError(f"--what-if: {flag} has no meaning without a file; leave it out")
     told = groups.given(args, LoadSettings, model="none")

@@ -24,7 +24,6 @@ S = TypeVar("S", bound=Settings)
 
 HUB_NAME = "USER/REPO[:QUANT]"
 OR_FILE = "@FILE reads it from a file"
-NO_DEFAULTS: Mapping[str, str] = MappingProxyType({})
 
 
 def flag(group: _ArgumentGroup | ArgumentParser, spelling: str, text: str, **more: Any) -> None:
@@ -49,7 +48,7 @@ def add_models(parser: ArgumentParser, several: bool = False, several_drafts: bo
         "target model: a GGUF file, an ONNX model's folder, or a name from `edgespec models "
         "list` (default: the pair that comes with edgespec)"
         + ("; may be given several times: requests name the one that they want" if several else ""),
-        **({"action": "append"} if several else {}),
+        action="append" if several else "store",
     )
     if several:
         flag(
@@ -137,7 +136,7 @@ def add(
     group: _ArgumentGroup | ArgumentParser,
     settings: type[Settings],
     *names: str,
-    defaults: Mapping[str, str] = NO_DEFAULTS,
+    defaults: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Add the flags of settings that say how they are spelled, of all or of those named.
 
