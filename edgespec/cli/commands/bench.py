@@ -17,20 +17,8 @@ from typing import Any
 
 from edgespec import registry
 from edgespec.bench import table
-from edgespec.bench.bench_report import (
-    AppliedLimits,
-    BenchReport,
-    ModelFile,
-    this_machine,
-)
-from edgespec.bench.bench_runs import (
-    Bench,
-    Prompt,
-    applicable,
-    named_drafts,
-    run_all,
-    survey,
-)
+from edgespec.bench.bench_report import AppliedLimits, BenchReport, ModelFile, this_machine
+from edgespec.bench.bench_runs import Bench, Prompt, applicable, named_drafts, run_all, survey
 from edgespec.bench.bench_settings import N_PROMPTS, BenchSettings
 from edgespec.bench.modes import choose, known_modes, with_drafts
 from edgespec.bench.summary import spread, summaries
