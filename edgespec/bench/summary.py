@@ -160,8 +160,7 @@ def _summarise(
     pass_bytes = sum(run.bytes_read for run in runs) / max(n_passes, 1)
     rates = spread([run.tokens_per_s for run in runs])
     most = bound(raw_bytes_per_s, pass_bytes, tokens_per_pass)
-    decode_s = sum(run.decode_s for run in runs)
-    mean_rate = n_tokens / decode_s if decode_s else 0.0
+    mean_rate = _rate(n_tokens, sum(run.decode_s for run in runs))
     return ModeSummary(
         name=rows[0].mode,
         n_runs=len(rows),
