@@ -121,7 +121,6 @@ class ModelList:
         """The settings of a model, those of the flags with its path."""
         if model.name not in self._settings:
             given = vars(self._args) | {"model": model.path}
-            given.pop("models_dir", None)
             if model.embeds:
                 given["no_draft"] = True
             settings = settings_from(argparse.Namespace(**given), **self._defaults)
