@@ -104,7 +104,7 @@ class MessageWriter:
 
     def _begin_call(self, call: ToolCall) -> list[Change]:
         n_calls, n_parts = sum(part.kind == "call" for part in self.parts), len(self.parts)
-        call_id = new_call_id()
+        call_id = f"call_{secrets.token_hex(12)}"
         return self._begin(AnswerPart("call", n_parts, call.arguments, call_id, call.name, n_calls))
 
     def _end(self) -> list[Change]:
@@ -124,8 +124,3 @@ class MessageWriter:
                 changes += self._grow("call", rest)
             changes += self._end()
         return changes
-
-
-def new_call_id() -> str:
-    """A random id of a tool call, as OpenAI's look."""
-    return f"call_{secrets.token_hex(12)}"
