@@ -78,11 +78,7 @@ class Embeddings:
     """
 
     def __init__(
-        self,
-        embedder: TurnsIntoVectors,
-        model: str,
-        request: EmbeddingRequest,
-        max_bytes: int = 1 << 62,
+        self, embedder: TurnsIntoVectors, model: str, request: EmbeddingRequest, max_bytes: int
     ) -> None:
         """Encode the texts; the vectors take at most `max_bytes`. Raises RequestError, and
         ContextOverflow for a text that is too long."""
@@ -98,9 +94,8 @@ class Embeddings:
                 "dimensions",
             )
         n_ctx, asked = embedder.target.n_ctx, request.truncate_prompt_tokens
-        cuts = asked is not None or request.truncate not in (None, False, "NONE")
-        self._most = min(n_ctx, asked or n_ctx) if cuts and asked != -1 else n_ctx
-        self._cuts = cuts
+        self._cuts = asked is not None or request.truncate not in (None, False, "NONE")
+        self._most = n_ctx if asked == -1 else min(n_ctx, asked or n_ctx)
         if n_texts > (most := max_bytes // (4 * n_values)):
             raise RequestError(
                 f"input: {n_texts:,} vectors of {n_values:,} numbers are more than an answer may "
@@ -109,10 +104,6 @@ class Embeddings:
             )
         self._texts = [self._encoded(text, place) for place, text in enumerate(request.input)]
         self._vectors: list[np.ndarray] = []
-
-    @property
-    def n_tokens(self) -> int:
-        return sum(map(len, self._texts))
 
     def compute(self) -> None:
         """Compute the vectors. Raises Cancelled and WeightReadError."""
@@ -127,7 +118,8 @@ class Embeddings:
                 content = base64.b64encode(vector.astype("<f4").tobytes()).decode()
             item = {"object": "embedding", "index": index, "embedding": content}
             yield f"{', ' if index else ''}{json.dumps(item)}"
-        usage = {"prompt_tokens": self.n_tokens, "total_tokens": self.n_tokens}
+        n_tokens = sum(map(len, self._texts))
+        usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
         rest = json.dumps({"model": self._model, "usage": usage}, ensure_ascii=False)
         yield f"], {rest[1:]}"
 
