@@ -172,23 +172,18 @@ def _is_closed(node: dict[str, Any]) -> bool:
 
 def _composed(root: Any) -> set[int]:
     """Identities of schemas that describe an object together with others, and stay open."""
-
-    def parts(node: dict[str, Any]) -> list[Any]:
-        """Schemas that apply to the same value."""
-        target = pointed_to(root, node.get("$ref"))
-        return [*node.get("allOf", ()), *node.get("anyOf", ()), *node.get("oneOf", ()), target]
-
     composed: set[int] = set()
     for node in _nodes(root):
         n_others = len(node.get("allOf", ())) + sum(name in node for name in ("anyOf", "oneOf"))
         if n_others + ("$ref" in node) + ("properties" in node) < 2:
             continue
-        waiting: list[Any] = [node]
+        waiting: list[Any] = [node]  # and all schemas that apply to the same value
         while waiting:
             part = waiting.pop()
             if isinstance(part, dict) and id(part) not in composed:
                 composed.add(id(part))
-                waiting += parts(part)
+                waiting += [*part.get("allOf", ()), *part.get("anyOf", ()), *part.get("oneOf", ())]
+                waiting.append(pointed_to(root, part.get("$ref")))
     return composed
 
 
