@@ -51,7 +51,7 @@ class ReasoningEnd:
         last = self.mark[-1:]
         for token in range(self.n_vocab):
             shown = self.piece(token)
-            blanks[token] = bool(shown) and not shown.strip()
+            blanks[token] = shown.isspace()
             if shown.partition(last)[2].strip():
                 overrunning.append((token, shown))
             if self._spans(shown):
@@ -149,7 +149,11 @@ class AfterReasoning:
         elif not self._is_answer:
             self._reason(token)
         elif self._grammar is not None:
-            self._answer(self._grammar, token)
+            if self._n_blanks and self._end.vocabulary[0][token]:
+                self._n_blanks -= 1
+            else:
+                self._n_blanks = 0
+                self._grammar.take(token)
 
     def forced(self, most: int) -> list[int]:
         """At most `most` tokens that must come next."""
@@ -175,10 +179,3 @@ class AfterReasoning:
         else:
             self._is_answer = not self._begin.startswith(shown)
             self._text = text
-
-    def _answer(self, grammar: Constraint, token: int) -> None:
-        if self._n_blanks and self._end.vocabulary[0][token]:
-            self._n_blanks -= 1
-        else:
-            self._n_blanks = 0
-            grammar.take(token)
