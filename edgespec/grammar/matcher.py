@@ -112,14 +112,13 @@ class GrammarState:
 
     def _mask_of(self, matcher: llguidance.LLMatcher) -> np.ndarray:
         """Mask of the tokens that `matcher` allows, end of text alone where it has stopped."""
-        allowed = np.zeros(self._n_logits, bool)
         if matcher.is_stopped():
-            allowed[sorted(self._eog_tokens)] = True
-            return allowed
+            ended = np.zeros(self._n_logits, bool)
+            ended[sorted(self._eog_tokens)] = True
+            return ended
         bitmasks.fill_next_token_bitmask(matcher, self._mask)
         bits = np.unpackbits(self._mask.view(np.uint8), bitorder="little")
-        allowed[:] = bits[: self._n_logits]
-        return allowed
+        return bits[: self._n_logits].astype(bool)
 
     def take(self, token: int) -> None:
         """Advance by the next token of the text. Raises GrammarError."""
@@ -150,8 +149,7 @@ class _Tokens:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        eog = sorted(vocabulary.eog_tokens)
-        self.eos_token_id = eog[0]
+        self.eos_token_id = min(vocabulary.eog_tokens)
         self.bos_token_id = None
         self.tokens = []
         self.special_token_ids = []
