@@ -133,8 +133,7 @@ class GrammarState:
         """At most `most` tokens that must come next, as the tokenizer splits their text."""
         if self._matcher.is_stopped():
             return []
-        tokens: list[int] = self._matcher.compute_ff_tokens()[:most]
-        return tokens
+        return self._matcher.compute_ff_tokens()[:most]
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -179,12 +178,11 @@ def _compiled(grammar: Grammar) -> str:
     """The grammar in llguidance's own format. Raises GrammarError."""
     try:
         if grammar.kind == "regular expression":
-            return str(llguidance.LLMatcher.grammar_from_regex(grammar.source))
+            return llguidance.LLMatcher.grammar_from_regex(grammar.source)
         if grammar.kind == "grammar":
-            return str(llguidance.LLMatcher.grammar_from_lark(grammar.source))
+            return llguidance.LLMatcher.grammar_from_lark(grammar.source)
         schema = rewritten(json.loads(grammar.source))
-        compiled = llguidance.LLMatcher.grammar_from_json_schema(schema, defaults=_JSON_STYLE)
-        return str(compiled)
+        return llguidance.LLMatcher.grammar_from_json_schema(schema, defaults=_JSON_STYLE)
     except (ValueError, RecursionError) as error:
         raise GrammarError(f"the {grammar.kind} is wrong: {_line(str(error))}") from error
 

@@ -103,7 +103,7 @@ def from_gbnf(source: str) -> str:
     with extras.needed(_EXTRA, _WHY):
         from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
     try:
-        return str(gbnf_to_lark(source))
+        return gbnf_to_lark(source)
     except (GbnfToLarkError, RecursionError, IndexError) as error:
         raise GrammarError(f"the grammar is no GBNF: {error}") from error
 
