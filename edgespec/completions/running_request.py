@@ -6,7 +6,6 @@ after the other. Nothing waits for a network.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -25,8 +24,6 @@ from edgespec.values import GenerationResult, PromptProgress, TokenEvent
 
 if TYPE_CHECKING:
     from edgespec.completions.service import Completions
-
-OnResult = Callable[[GenerationResult], None]
 
 
 class Reply:
@@ -90,11 +87,11 @@ class Completion(Closeable):
         service: Completions,
         sources: Sequence[ChoiceSource],
         reply: Reply,
-        new_writer: Callable[[], MessageWriter] = MessageWriter,
-        n_at_once: Callable[[], int] = lambda: 1,
-        pool_bytes: int = 0,
-        marks: Answer | None = None,
-        max_text_s: float = math.inf,
+        new_writer: Callable[[], MessageWriter],
+        n_at_once: Callable[[], int],
+        pool_bytes: int,
+        marks: Answer,
+        max_text_s: float,
     ) -> None:
         """Start the first generation; raises its errors.
 
@@ -118,7 +115,7 @@ class Completion(Closeable):
         """The generation that is consumed, and those that run meanwhile."""
         self.usage = Usage()
         """Token counts of the generations that have ended; it grows until the response ends."""
-        self._first_marks = self.marks = marks or {}
+        self._first_marks = self.marks = marks
         """Additional fields of the response set at the end of a text."""
         self._max_text_s = max_text_s
         self._is_ending = False

@@ -24,7 +24,7 @@ from edgespec.completions.requests import (
     CompletionRequest,
     check_tokens,
 )
-from edgespec.completions.running_request import ChoiceSource, Completion, OnResult, Reply
+from edgespec.completions.running_request import ChoiceSource, Completion, Reply
 from edgespec.completions.tokenizing import Tokenizes
 from edgespec.completions.tool_calls import knows_calls
 from edgespec.completions.writing import MessageWriter
@@ -33,7 +33,7 @@ from edgespec.grammar.after_reasoning import AfterReasoning, ReasoningEnd
 from edgespec.grammar.specification import GRAMMAR_BYTES, Grammar
 from edgespec.ports.text_request import Constraint, TextRequest, Tokens
 from edgespec.settings.config import SamplingParams
-from edgespec.values import ModelInfo
+from edgespec.values import GenerationResult, ModelInfo
 
 MIN_ANSWER_TOKENS = 256
 """Tokens that are kept for an answer under a grammar; a fourth of the limit if that is more."""
@@ -84,7 +84,7 @@ class Completions:
     serves: bool = False
     """True: whole responses with log probabilities or several choices have a server's limits, and
     texts of streams do not wait for whoever takes their chunks."""
-    on_result: OnResult = lambda _: None
+    on_result: Callable[[GenerationResult], None] = lambda _: None
     """Called with the result of each generation."""
     n_at_once: Callable[[], int] = lambda: 1
     """Number of generations of a request that may run in parallel."""
