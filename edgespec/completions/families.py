@@ -106,7 +106,7 @@ class CallReader:
     `<tool_call>` marks may name any function, others only a tool.
     """
 
-    def __init__(self, tools: Mapping[str, Parameters], template: str = "") -> None:
+    def __init__(self, tools: Mapping[str, Parameters], template: str) -> None:
         self._tools = tools
         self.begins = tuple(mark for mark in _ENDS if _stands_in(mark, template)) or tuple(_ENDS)
         """Marks that may begin a call, besides fences and JSON."""

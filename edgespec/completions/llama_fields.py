@@ -55,7 +55,7 @@ _TRANSLATED = (
 KNOWN = (*_ACCEPTED, *_RENAMED, *_TRANSLATED)
 
 
-def translated(content: Mapping[str, Any], is_chat: bool = True) -> dict[str, Any]:
+def translated(content: Mapping[str, Any], is_chat: bool) -> dict[str, Any]:
     """The request with llama.cpp's fields translated or dropped. Raises RequestError."""
     fields = {name: value for name, value in content.items() if value is not None}
     for name in _ACCEPTED.keys() & fields.keys():

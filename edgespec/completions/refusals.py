@@ -55,10 +55,10 @@ class Refusal(Exception):
         return {"error": error | self.figures}
 
 
-def overloaded(reason: str, code: str, retry_after_s: int = RETRY_AFTER_S) -> Refusal:
+def overloaded(reason: str, code: str) -> Refusal:
     """Refusal of a request that the client may retry later."""
-    told = f"{reason}: try again in {retry_after_s} s"
-    return Refusal(503, told, code, headers={"Retry-After": str(retry_after_s)})
+    told = f"{reason}: try again in {RETRY_AFTER_S} s"
+    return Refusal(503, told, code, headers={"Retry-After": str(RETRY_AFTER_S)})
 
 
 def refusal_of(error: BaseException) -> Refusal:
