@@ -138,7 +138,7 @@ class CommonRequest(SamplingRequest):
     """Fields common to chat and completion requests; None means the default."""
 
     model: str | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions = StreamOptions()
     return_progress: bool | None = None
     """llama.cpp's field: a stream tells how much of the prompt has been read."""
     return_origins: bool | None = None
@@ -224,7 +224,7 @@ class ChatRequest(CommonRequest):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     """Passed to the chat template as a variable."""
-    reasoning: Reasoning | None = None
+    reasoning: Reasoning = Reasoning()
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     """vLLM's field: begin a new answer after the messages. Default: unless the last one is
@@ -284,7 +284,7 @@ class ChatRequest(CommonRequest):
                 f"chat_template_kwargs.{min(reserved)} is set by the server: leave it out",
                 "chat_template_kwargs",
             )
-        reasoning = self.reasoning or Reasoning()
+        reasoning = self.reasoning
         effort = self.reasoning_effort or reasoning.effort
         for name, value in (
             ("add_generation_prompt", self.add_generation_prompt),
@@ -299,7 +299,7 @@ class ChatRequest(CommonRequest):
     @property
     def reasoning_budget(self) -> int | None:
         """Most tokens of reasoning; None: no limit of its own."""
-        reasoning = self.reasoning or Reasoning()
+        reasoning = self.reasoning
         if "none" in (self.reasoning_effort, reasoning.effort) or reasoning.enabled is False:
             return 0
         return reasoning.max_tokens

@@ -62,7 +62,7 @@ class CountRequest(ParsedRequest):
     tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
-    output_config: OutputSettings | None = None
+    output_config: OutputSettings = OutputSettings()
     output_format: OutputFormat | None = None
     mcp_servers: list[Any] | None = Field(default=None, max_length=0)
 
@@ -84,7 +84,7 @@ class CountRequest(ParsedRequest):
 
     def _chat_fields(self) -> dict[str, Any]:
         tools = [_tool(tool, at) for at, tool in callable_tools(self.tools or (), None, "custom")]
-        output, thinking = self.output_config or OutputSettings(), self.thinking
+        output, thinking = self.output_config, self.thinking
         reasoning: dict[str, Any] = {"effort": output.effort}
         if thinking is not None:
             reasoning["enabled"] = thinking.type != "disabled"

@@ -63,8 +63,7 @@ class ChatReply(Reply):
         yield self._chunk({"index": step.index} | choice) | (progress or completion.marks)
 
     def end(self, completion: Completion) -> Iterable[Answer]:
-        options = self._request.stream_options
-        if options is not None and options.include_usage:
+        if self._request.stream_options.include_usage:
             yield self._chunk() | {"usage": completion.usage.as_dict()} | completion.marks
 
     def _chunk(self, *choices: Answer) -> Answer:
