@@ -54,7 +54,7 @@ class FillingIn:
             tokens += self.tokens(f"{mark}file\n")
         first, second, third = self._marks
         tokens += [first, *self.tokens(prefix), second, *self.tokens(suffix), third]
-        return tokens + (self.tokens(begun) if begun else [])
+        return tokens + self.tokens(begun)
 
     def mixed(self, parts: Sequence[str | int]) -> list[int]:
         """Tokens of a prompt that is given as texts and tokens in turn."""
