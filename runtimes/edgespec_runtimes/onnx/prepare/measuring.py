@@ -34,7 +34,7 @@ from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
 from edgespec_runtimes.onnx.ort.telemetry import silent_environment
 from edgespec_runtimes.onnx.weights import artifacts
 from edgespec_runtimes.onnx.weights.exchange import Constant, Layout
-from edgespec_runtimes.onnx.weights.packed import is_packed, with_constants
+from edgespec_runtimes.onnx.weights.packed import is_packed, with_stored
 
 MEASURED_BYTES = 32 << 20
 """Size of weights below which measuring is not worth a process."""
@@ -110,9 +110,9 @@ def measured(whole: Cut, cut: Cut, source: SourceModel, n_threads: int) -> Measu
     file = JsonFile(cache_folder.folder() / "onnxruntime", _key(source, n_threads), MAX_RESULTS)
     content = file.read()
     if not isinstance(content, dict) or not content.keys() >= set(keys):
-        graphs = [_with_places(whole, piece, source) for piece in chosen.values()]
+        graphs = [with_stored(whole, piece, source)[0] for piece in chosen.values()]
         graphs.append(_joined(graphs))
-        graphs += [_with_places(cut, piece, source) for pair in pairs.values() for piece in pair]
+        graphs += [with_stored(cut, piece, source)[0] for pair in pairs.values() for piece in pair]
         answers = _tried(graphs, len(pairs), source, n_threads)
         content = dict(zip(keys, answers, strict=False))
         if _all_sizes(content, chosen) is None:
@@ -169,14 +169,6 @@ def _pairs(cut: Cut) -> dict[int, tuple[Piece, Piece]]:
 def _can_measure() -> bool:
     """True where the kernel tells a process's peak, and Python can be started."""
     return sys.platform == "linux" and own_processes.is_available()
-
-
-def _with_places(cut: Cut, piece: Piece, source: SourceModel) -> bytes:
-    """The graph of a piece with its weights as external data."""
-    _, places = source.references()
-    return with_constants(
-        cut.graphs[piece.graph], {short: places[name] for short, name in piece.weights}
-    )
 
 
 def _tried(graphs: Sequence[bytes], n_pairs: int, source: SourceModel, n_threads: int) -> list[Any]:

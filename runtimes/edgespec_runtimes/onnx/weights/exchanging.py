@@ -26,7 +26,7 @@ from edgespec_runtimes.onnx.graph.cutting import Cut
 from edgespec_runtimes.onnx.ort.sessions import Bound, OrtSession
 from edgespec_runtimes.onnx.weights import artifacts
 from edgespec_runtimes.onnx.weights.exchange import ExchangedSession, Layout, SavedPiece, save
-from edgespec_runtimes.onnx.weights.packed import PackedWeights, is_packed, with_constants
+from edgespec_runtimes.onnx.weights.packed import PackedWeights, is_packed, with_stored
 from edgespec_runtimes.onnx.weights.paged import PieceWeights
 
 Layouts = Mapping[int, Layout]
@@ -106,11 +106,7 @@ def records(
 
 
 def _saved(cut: Cut, index: int, source: SourceModel, n_threads: int, into: Path) -> SavedPiece:
-    folder, places = source.references()
-    piece = cut.pieces[index]
-    graph = with_constants(
-        cut.graphs[piece.graph], {short: places[name] for short, name in piece.weights}
-    )
+    graph, folder = with_stored(cut, cut.pieces[index], source)
     return save(graph, folder, n_threads, into)
 
 

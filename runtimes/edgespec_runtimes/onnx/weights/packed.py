@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -18,7 +19,8 @@ from edgespec.memory.budget import MemoryPlan
 from edgespec.memory.heap import trim_heap
 from edgespec.paging.reader import WatchedFiles
 from edgespec.ports import Progress
-from edgespec_runtimes.onnx.files.source_model import refer
+from edgespec_runtimes.onnx.files.source_model import SourceModel, refer
+from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
 from edgespec_runtimes.onnx.graph.flow import PACKED
 from edgespec_runtimes.onnx.ort.file_mappings import copy_mapped
 from edgespec_runtimes.onnx.ort.sessions import Bound, OrtSession, value
@@ -42,6 +44,13 @@ def with_constants(graph: bytes, places: Mapping[str, Mapping[str, str]]) -> byt
         model.graph.input.remove(graph_input)
     changed: bytes = model.SerializeToString()
     return changed
+
+
+def with_stored(cut: Cut, piece: Piece, source: SourceModel) -> tuple[bytes, Path]:
+    """The graph of a piece with its weights as external data below one folder, and this folder."""
+    folder, places = source.references()
+    stored = {short: places[name] for short, name in piece.weights}
+    return with_constants(cut.graphs[piece.graph], stored), folder
 
 
 class PackedWeights(OnnxWeights):
@@ -115,10 +124,8 @@ class PackedWeights(OnnxWeights):
 
     def _session_of(self, index: int) -> OrtSession:
         """A session of a piece, whose weights are its constants."""
-        piece, (folder, places) = self._cut.pieces[index], self._source.references()
-        graph = with_constants(
-            self._cut.graphs[piece.graph], {short: places[name] for short, name in piece.weights}
-        )
+        piece = self._cut.pieces[index]
+        graph, folder = with_stored(self._cut, piece, self._source)
         session = self._sessions[piece.graph].like(graph, folder)
         for file in self._source.files:
             copy_mapped(file)
