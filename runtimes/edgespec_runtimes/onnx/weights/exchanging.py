@@ -129,11 +129,9 @@ class ExchangingWeights(PackedWeights):
             with scratch_folder(artifacts.folder()) as into:
                 saved = _saved(self._cut, graphs.index(graph), self._source, self._n_threads, into)
                 self._exchanged[graph] = ExchangedSession(saved, layout, self._n_threads)
-        super().fill(progress)
-
-    def _pin_singles(self) -> None:
         for i in single_pieces(self._cut, self._layouts):
             self._pinned_sessions[i] = self._session_of(i)
+        super().fill(progress)
 
     @contextmanager
     def held(self, index: int) -> Iterator[tuple[OrtSession, Mapping[str, Bound]]]:

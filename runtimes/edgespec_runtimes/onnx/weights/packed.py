@@ -71,11 +71,7 @@ class PackedWeights(OnnxWeights):
             for piece in self._cut.pieces
             if is_packed(self._cut.graphs[piece.graph])
         }
-        self._pin_singles()
         super().fill(progress)
-
-    def _pin_singles(self) -> None:
-        """Create sessions of pieces that are no segments, and stay."""
 
     @contextmanager
     def held(self, index: int) -> Iterator[tuple[OrtSession, Mapping[str, Bound]]]:
