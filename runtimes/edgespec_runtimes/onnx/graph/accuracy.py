@@ -22,7 +22,7 @@ def has_packed(graph: onnx.GraphProto) -> bool:
 def levels(graph: onnx.GraphProto) -> frozenset[int]:
     """The levels of packed products; a product that names none is not among them."""
     packed = (node for node in graph.node if node.op_type in PACKED)
-    return frozenset(item.i for node in packed for item in node.attribute if _is_it(item))
+    return frozenset(item.i for node in packed for item in node.attribute if item.name == _NAME)
 
 
 def rounds_to_eight_bits(graph: onnx.GraphProto) -> bool:
@@ -33,10 +33,6 @@ def set_accuracy(graph: onnx.GraphProto, level: int) -> None:
     """Set the level of all packed products in place."""
     for node in graph.node:
         if node.op_type in PACKED:
-            kept = [item for item in node.attribute if not _is_it(item)]
+            kept = [item for item in node.attribute if item.name != _NAME]
             del node.attribute[:]
             node.attribute.extend([*kept, helper.make_attribute(_NAME, level)])
-
-
-def _is_it(item: onnx.AttributeProto) -> bool:
-    return item.name == _NAME
