@@ -39,9 +39,9 @@ def inlined(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
             f"{n_nodes:,} nodes of {nbytes >> 20:,} MiB, where at most {MAX_NODES:,} of "
             f"{MAX_BYTES >> 20} MiB are read: export it again without local functions"
         )
-    _adopt_versions(model)
+    differ = _adopt_versions(model)
     try:
-        return inliner.inline_local_functions(model, convert_version=_differ(model))
+        return inliner.inline_local_functions(model, convert_version=differ)
     except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ModelError(
@@ -58,10 +58,11 @@ def nested(node: NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attribute.graphs
 
 
-def _adopt_versions(model: onnx.ModelProto) -> None:
+def _adopt_versions(model: onnx.ModelProto) -> bool:
     """Give functions the graph's version of the operators, in place, where theirs take and return
-    the same."""
+    the same; true if one keeps another version."""
     own = {opset.domain: opset.version for opset in model.opset_import}
+    differ = False
     for function in model.functions:
         for opset in function.opset_import:
             version = own.get(opset.domain, opset.version)
@@ -71,6 +72,9 @@ def _adopt_versions(model: onnx.ModelProto) -> None:
                 if node.domain == opset.domain
             ):
                 opset.version = version
+            else:
+                differ = True
+    return differ
 
 
 def _signature(node: NodeProto, version: int) -> object:
@@ -85,16 +89,6 @@ def _signature(node: NodeProto, version: int) -> object:
     }
     counts = schema.min_input, schema.max_input, schema.min_output, schema.max_output
     return counts, defaults
-
-
-def _differ(model: onnx.ModelProto) -> bool:
-    """True if a function was written for another version of the operators than the graph."""
-    own = {opset.domain: opset.version for opset in model.opset_import}
-    return any(
-        opset.version != own.get(opset.domain, opset.version)
-        for function in model.functions
-        for opset in function.opset_import
-    )
 
 
 def _name_of(function: FunctionProto) -> _Name:
