@@ -12,7 +12,7 @@ from onnx import NodeProto, TensorProto, defs
 
 from edgespec.errors import ModelError
 from edgespec_runtimes.onnx.files.roles import IDS
-from edgespec_runtimes.onnx.graph.functions import inlined, nested
+from edgespec_runtimes.onnx.graph.functions import inlined, nested, replace_content
 from edgespec_runtimes.onnx.graph.lookups import looks_up, with_columns_gathered
 from edgespec_runtimes.onnx.graph.variants import fix_variants
 
@@ -199,9 +199,7 @@ def _sort(graph: onnx.GraphProto) -> None:
                     if not missing[reader]:
                         done.append(reader)
     if len(order) == len(graph.node) and order != sorted(order):
-        nodes = [NodeProto.FromString(graph.node[i].SerializeToString()) for i in order]
-        del graph.node[:]
-        graph.node.extend(nodes)
+        replace_content(graph.node, [graph.node[i] for i in order])
 
 
 def _check_order(graph: onnx.GraphProto, fed: set[str], where: str) -> None:

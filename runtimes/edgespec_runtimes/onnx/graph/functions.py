@@ -6,7 +6,8 @@ few kilobytes in a file and a thousand million nodes inlined.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import onnx
 from onnx import AttributeProto, FunctionProto, NodeProto, defs, inliner
@@ -56,6 +57,13 @@ def nested(node: NodeProto) -> Iterator[onnx.GraphProto]:
         if attribute.type == AttributeProto.GRAPH:
             yield attribute.g
         yield from attribute.graphs
+
+
+def replace_content(field: Any, content: Sequence[Any]) -> None:
+    """Replace the content of a repeated field, which protobuf cannot assign."""
+    kept = [type(item).FromString(item.SerializeToString()) for item in content]
+    del field[:]
+    field.extend(kept)
 
 
 def _adopt_versions(model: onnx.ModelProto) -> bool:

@@ -13,6 +13,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from edgespec_runtimes.onnx.files.roles import IDS
+from edgespec_runtimes.onnx.graph.functions import replace_content
 
 BLOCKS = "GatherBlockQuantized"
 _TURNED = [1, 2, 0]
@@ -65,10 +66,9 @@ def with_columns_gathered(graph: onnx.GraphProto) -> None:
                 helper.make_node("Transpose", [columns], node.output, perm=_TURNED),
             ]
         else:
-            nodes.append(NodeProto.FromString(node.SerializeToString()))
+            nodes.append(node)
     if len(nodes) > len(graph.node):
-        del graph.node[:]
-        graph.node.extend(nodes)
+        replace_content(graph.node, nodes)
 
 
 def with_blocks_by_row(model: onnx.ModelProto) -> onnx.ModelProto:

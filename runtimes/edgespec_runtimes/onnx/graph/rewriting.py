@@ -20,6 +20,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, MASK, POSITIONS, Roles
 from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION, Flow, angle_switch, reads
+from edgespec_runtimes.onnx.graph.functions import replace_content
 from edgespec_runtimes.onnx.graph.layers import find_stages
 
 PAST_LENGTH, PAST_ROWS, LOGIT_ROWS = "edgespec.past_length", "edgespec.past_rows", "edgespec.logits"
@@ -125,9 +126,9 @@ def rewritten(
         *(_value(past_name(i, what), roles.kv_kind, past) for i, what in names),
     ]
     new = (_value(new_name(i, what), roles.kv_kind, appended) for i, what in names)
-    _replace(graph.input, feeds)
-    _replace(graph.output, [_value(LOGITS, logits, [None, None, roles.n_vocab]), *new])
-    _replace(graph.node, [*before, *nodes, *after])
+    replace_content(graph.input, feeds)
+    replace_content(graph.output, [_value(LOGITS, logits, [None, None, roles.n_vocab]), *new])
+    replace_content(graph.node, [*before, *nodes, *after])
     graph.initializer.extend(_CONSTANTS)
     del graph.value_info[:]
     return pruned(result)
@@ -306,10 +307,3 @@ def _keep(field: Any, are_kept: Sequence[bool]) -> None:
     for i in range(len(are_kept) - 1, -1, -1):
         if not are_kept[i]:
             del field[i]
-
-
-def _replace(field: Any, content: Sequence[Any]) -> None:
-    """Replace the content of a repeated field, which protobuf cannot assign."""
-    kept = [type(item).FromString(item.SerializeToString()) for item in content]
-    del field[:]
-    field.extend(kept)

@@ -11,6 +11,7 @@ import onnx
 from onnx import NodeProto, helper, numpy_helper
 
 from edgespec_runtimes.onnx.files.roles import IDS
+from edgespec_runtimes.onnx.graph.functions import replace_content
 
 USES_PAST = "use_cache_branch"
 """Input of exports of two decoders in one graph: true chooses the one with a past."""
@@ -28,10 +29,10 @@ def fix_variants(graph: onnx.GraphProto) -> None:
             continue
         graph.initializer.append(numpy_helper.from_array(array, value.name))
     if len(kept) < len(graph.input):
-        _replace(graph.input, kept)
+        replace_content(graph.input, kept)
     if any(_is_choice(node) for node in graph.node):
         nodes = [part for node in graph.node for part in _chosen(node, graph)]
-        _replace(graph.node, nodes)
+        replace_content(graph.node, nodes)
     _unshape_ids(graph)
 
 
@@ -103,9 +104,3 @@ def _constant(node: NodeProto) -> list[int] | None:
         return None
     numbers: list[int] = numpy_helper.to_array(node.attribute[0].t).reshape(-1).tolist()
     return numbers
-
-
-def _replace(field: object, content: list[onnx.ValueInfoProto] | list[NodeProto]) -> None:
-    kept = [type(item).FromString(item.SerializeToString()) for item in content]
-    del field[:]  # type: ignore[attr-defined]
-    field.extend(kept)  # type: ignore[attr-defined]
