@@ -101,7 +101,7 @@ def with_fused_attention(
             i = by_result[node.output[0]]
             nodes += _fused(found[i], i, roles)
         elif present.isdisjoint(node.output):
-            nodes.append(NodeProto.FromString(node.SerializeToString()))
+            nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
     graph.initializer.extend(_constants(found, roles))

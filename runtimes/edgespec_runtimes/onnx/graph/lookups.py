@@ -103,16 +103,11 @@ def with_rows_fed(model: onnx.ModelProto, kinds: Mapping[str, int]) -> onnx.Mode
     result = onnx.ModelProto()
     result.CopyFrom(model)
     graph = result.graph
-    kept = [NodeProto.FromString(n.SerializeToString()) for n in graph.node if not _makes(n, kinds)]
     del graph.node[:]
-    graph.node.extend(kept)
+    graph.node.extend(n for n in model.graph.node if kinds.keys().isdisjoint(n.output))
     inputs = (helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items())
     graph.input.extend(inputs)
     return result
-
-
-def _makes(node: NodeProto, values: Mapping[str, int]) -> bool:
-    return any(name in values for name in node.output)
 
 
 def _have_rows(node: NodeProto, tables: list[TensorProto | None]) -> bool:

@@ -137,9 +137,7 @@ def rewritten(
 def compacted(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy that takes what its content needs: protobuf keeps the memory of removed parts as long
     as any part of a model."""
-    copy = onnx.ModelProto()
-    copy.ParseFromString(model.SerializeToString())
-    return copy
+    return onnx.ModelProto.FromString(model.SerializeToString())
 
 
 def pruned(model: onnx.ModelProto) -> onnx.ModelProto:
