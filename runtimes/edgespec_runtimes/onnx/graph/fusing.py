@@ -167,12 +167,9 @@ class _AttentionReader:
         names = {values}
         for i in self._flow.following([values]):
             node = self._flow.nodes[i]
-            if node.op_type == "MatMul":
-                if node.input[1] in names:
-                    following.append(node)
-            elif names.isdisjoint(node.input[:1]):
-                continue
-            elif node.op_type in {"Unsqueeze", "Expand", "Reshape"}:
+            if node.op_type == "MatMul" and node.input[1] in names:
+                following.append(node)
+            elif node.op_type in {"Unsqueeze", "Expand", "Reshape"} and node.input[0] in names:
                 names.update(node.output)
         if len(following) != 1 or not self._repeats(following[0].input[1], values):
             return None
