@@ -6,6 +6,7 @@ Knows nothing of files, memory or onnxruntime.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -229,10 +230,7 @@ class _Cutter:
         CPUs compute in single precision. onnxruntime converts all weights at the beginning of a
         run, except those in the branch of an If, which it evaluates when it gets there.
         """
-        users: dict[str, int] = {}
-        for node in nodes:
-            for name in reads(node):
-                users[name] = users.get(name, 0) + 1
+        users = Counter(name for node in nodes for name in reads(node))
         maker_of = {node.output[0]: node for node in nodes if len(node.output) == 1}
         result: list[NodeProto] = []
         moved: set[str] = set()
@@ -240,21 +238,16 @@ class _Cutter:
             if node.op_type not in {"MatMul", "Gemm"} or len(node.input) < 2:
                 result.append(node)
                 continue
-            weight, before = node.input[1], None
-            if (
-                weight in maker_of
-                and maker_of[weight].op_type == "Transpose"
-                and users[weight] == 1
-            ):
-                before = maker_of[weight]
-                weight = before.input[0]
+            weight, branch = node.input[1], [node]
+            before = maker_of.get(weight)
+            if before is not None and before.op_type == "Transpose" and users[weight] == 1:
+                weight, branch = before.input[0], [before, node]
             if weight not in self._weights or self._known[weight].kind != TensorProto.FLOAT16:
                 result.append(node)
                 continue
-            if before is not None:
-                moved.add(before.output[0])
-            result.append(_as_taken_branch([before, node] if before else [node]))
-        if len(result) == len(nodes) and all(a is b for a, b in zip(result, nodes, strict=True)):
+            moved.update(inner.output[0] for inner in branch[:-1])
+            result.append(_as_taken_branch(branch))
+        if all(a is b for a, b in zip(result, nodes, strict=True)):
             return result
         incoming.append(ALWAYS)
         return [node for node in result if moved.isdisjoint(node.output)]

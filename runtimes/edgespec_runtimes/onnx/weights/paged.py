@@ -5,6 +5,7 @@ Gives each piece the addresses of its weights. Knows pieces and segments; `decod
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,10 +55,7 @@ def own_weights(cut: Cut, source: SourceModel) -> list[PieceWeights]:
 
 def small_weights(cut: Cut, source: SourceModel) -> list[StoredWeight]:
     """Weights that stay in memory, because several pieces read them or they are small."""
-    users: dict[str, int] = {}
-    for piece in cut.pieces:
-        for name in {name for _, name in piece.weights}:
-            users[name] = users.get(name, 0) + 1
+    users = Counter(name for piece in cut.pieces for name in {name for _, name in piece.weights})
     found = []
     for name, n in users.items():
         weight = source.weights[name]
