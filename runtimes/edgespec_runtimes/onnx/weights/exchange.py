@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -179,13 +179,19 @@ class ExchangedSession(Closeable):
         )
         self._copies: list[tuple[int, int, int]] = []
         """Address, place in the record and bytes of each copy."""
+        # a constant is exchanged in all mappings that contain it
         mapped = mapped_ranges(f"/{saved.weights.name}")
         for begin, constant in layout.places():
-            addresses = list(_addresses(mapped, saved.offsets[constant], constant.nbytes))
-            if not addresses:
+            offset, nbytes = saved.offsets[constant], constant.nbytes
+            copies = [
+                (start + offset - first, begin, nbytes)
+                for start, first, size in mapped
+                if first <= offset and offset + nbytes <= first + size
+            ]
+            if not copies:
                 self.close()
                 raise EdgespecError("onnxruntime does not map its packed weights")
-            self._copies += [(address, begin, constant.nbytes) for address in addresses]
+            self._copies += copies
 
     def take(self, record: int) -> None:
         """Copy the constants from the record at an address."""
@@ -195,10 +201,3 @@ class ExchangedSession(Closeable):
     def close(self) -> None:
         self._copies = []
         self.session.close()
-
-
-def _addresses(mapped: Iterable[tuple[int, int, int]], offset: int, nbytes: int) -> Iterator[int]:
-    """Addresses of a range of the file in all mappings that contain it."""
-    for start, first, size in mapped:
-        if first <= offset and offset + nbytes <= first + size:
-            yield start + offset - first

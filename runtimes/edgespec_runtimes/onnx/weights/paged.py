@@ -22,7 +22,7 @@ from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec_runtimes.kit.row_file import RowFile
 from edgespec_runtimes.kit.segmented import Division, SegmentedWeights
 from edgespec_runtimes.onnx.files.source_model import SourceModel, StoredWeight
-from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
+from edgespec_runtimes.onnx.graph.cutting import Cut
 from edgespec_runtimes.onnx.ort.sessions import Bound, OrtSession
 from edgespec_runtimes.onnx.weights.artifacts import SMALL_BYTES, by_row
 
@@ -148,7 +148,8 @@ class OnnxWeights(SegmentedWeights[PieceWeights]):
         with self._in_memory(index) as bound, self._trace.span(Track.TARGET, "compute") as span:
             if segment is not None:
                 span.note(segment=segment)
-            yield self._sessions[piece.graph], named(piece, bound)
+            weights = {short: bound[name] for short, name in piece.weights}
+            yield self._sessions[piece.graph], weights
 
     @contextmanager
     def _in_memory(self, index: int) -> Iterator[Mapping[str, Bound]]:
@@ -208,7 +209,3 @@ def located(segment: Segment, weights: Sequence[StoredWeight], base: int) -> dic
         )
         for weight in weights
     }
-
-
-def named(piece: Piece, bound: Mapping[str, Bound]) -> dict[str, Bound]:
-    return {short: bound[name] for short, name in piece.weights}
