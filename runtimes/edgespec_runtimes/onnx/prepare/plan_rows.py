@@ -85,18 +85,14 @@ def resident_rows(
     others = unmeasured(fitted, source, sizes)
     kept = [size.kept_bytes for size in sizes]
     kept.append(sum(map(decoder_needs.resident_bytes, others)))
-    if not sizes:
-        kept.append(
-            int(PACKED_SURPLUS * sum(map(decoder_needs.resident_bytes, _packed(fitted, others))))
-        )
     if sizes:
         kept.append(GRAPH_COPIES * fitted.model.ByteSize() + int(UNCERTAINTY * sum(kept)))
+        loading = _loading_bytes(fitted, source, measured, others)
+    else:
+        packed_bytes = sum(map(decoder_needs.resident_bytes, _packed(fitted, others)))
+        kept.append(int(PACKED_SURPLUS * packed_bytes))
+        loading = decoder_needs.loading_bytes(others)
     dequantised = sum(fitted.dequantised)
-    loading = (
-        _loading_bytes(fitted, source, measured, others)
-        if sizes
-        else decoder_needs.loading_bytes(others)
-    )
     found = (
         MemoryRow(owner, "weights", sum(kept)),
         _late(owner, "weights in single precision", dequantised),
