@@ -44,8 +44,7 @@ def main(stdin: BinaryIO) -> int:
     folder, n_threads = Path(request["folder"]), request["n_threads"]
     n_pairs = request["pairs"]
     single, paired = graphs[: len(graphs) - 2 * n_pairs], graphs[len(graphs) - 2 * n_pairs :]
-    if single:
-        measured_session(single[0], n_threads, folder)
+    measured_session(single[0], n_threads, folder)
     sizes: list[Any] = [measured_session(graph, n_threads, folder) for graph in single[:-1]]
     with suppress(EdgespecError):
         sizes.append(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from onnx import TensorProto
@@ -74,6 +75,6 @@ def context_length(source: SourceModel) -> int | None:
     return min(configured, switch[1]) if configured and switch else configured
 
 
-def _count(config: Any, key: str) -> int | None:
-    value = config.get(key) if isinstance(config, dict) else None
+def _count(config: Mapping[str, Any], key: str) -> int | None:
+    value = config.get(key)
     return value if isinstance(value, int) and value > 0 else None

@@ -95,8 +95,7 @@ class FittedDecoder:
         """Page packed layers by records of these layouts."""
         self.layouts = layouts
         if layouts:
-            groups = own_weights(self.cut, source)
-            self.groups = with_records(groups, self.cut, source, layouts)
+            self.groups = with_records(self.groups, self.cut, source, layouts)
 
     @property
     def takes_single_tokens(self) -> bool:

@@ -13,10 +13,9 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -251,13 +250,9 @@ def _packer() -> tuple[object, ...]:
 
 
 def _key(source: SourceModel, n_threads: int) -> str:
-    return _short_hash(repr((_TRIAL, list(_known(source)), n_threads, *_packer())))
-
-
-def _known(source: SourceModel) -> Iterator[object]:
-    for file in source.files:
-        state = file.stat()
-        yield Path(file).resolve(), state.st_size, state.st_mtime_ns
+    states = [(file.resolve(), file.stat()) for file in source.files]
+    known = [(path, state.st_size, state.st_mtime_ns) for path, state in states]
+    return _short_hash(repr((_TRIAL, known, n_threads, *_packer())))
 
 
 def _short_hash(text: str) -> str:
