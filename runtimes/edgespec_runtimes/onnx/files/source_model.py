@@ -133,14 +133,12 @@ def find_model(path: Path) -> Path | None:
         return path if path.suffix == ".onnx" else None
     if not path.is_dir():
         return None
-    named = path / _genai_file(path)
-    if named.is_file():
-        return named
-    usual = (path / BROWSER_FOLDER / MODEL_FILE, path / MERGED_FILE)
-    for file in (*usual, path / BROWSER_FOLDER / MERGED_FILE):
+    below = path / BROWSER_FOLDER
+    usual = (path / _genai_file(path), below / MODEL_FILE, path / MERGED_FILE, below / MERGED_FILE)
+    for file in usual:
         if file.is_file():
             return file
-    found = sorted(path.glob("*.onnx")) or sorted((path / BROWSER_FOLDER).glob("*.onnx"))
+    found = sorted(path.glob("*.onnx")) or sorted(below.glob("*.onnx"))
     if len(found) > 1:
         names = ", ".join(file.name for file in found[:4])
         raise ModelError(f"{path} holds several ONNX models ({names}): name one of them")
