@@ -60,15 +60,11 @@ class OnnxModel(RunningModel):
         return self._caches[slot].n_committed
 
     def _read(self, tokens: Sequence[int], slot: int = 0, progress: Progress | None = None) -> None:
-        """Append `tokens` to the committed prefix, with the planned number of tokens per pass."""
-        self._read_part(PassPart(slot, reads=tokens), progress)
+        self._read_to_root(PassPart(slot, reads=tokens), progress)
 
     def _read_to_root(self, part: PassPart, progress: Progress | None) -> np.ndarray:
-        """The root has a batch of its own, in which it rounds as in a pass of its own."""
-        return self._read_part(part, progress)
-
-    def _read_part(self, part: PassPart, progress: Progress | None) -> np.ndarray:
-        """Append the tokens of a prompt; logits of its node, if it has one."""
+        """Append the tokens of a prompt, with the planned number of tokens per pass; logits of its
+        root, if it has one, which has a batch of its own and rounds as in a pass of its own."""
         slot, tokens = part.slot, part.reads
         start, cache, n_nodes = self.committed_of(slot), self._caches[slot], len(part.nodes)
         self._check_room(start + part.n_rows)
