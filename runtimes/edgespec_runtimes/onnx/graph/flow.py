@@ -269,9 +269,8 @@ def _keep_all_tokens(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         if node.op_type == FUSED_ATTENTION:
             kept = [item for item in node.attribute if item.name != _RING_CACHE]
-            if len(kept) < len(node.attribute):
-                del node.attribute[:]
-                node.attribute.extend(kept)
+            del node.attribute[:]
+            node.attribute.extend(kept)
 
 
 def _captures(node: NodeProto) -> list[str]:

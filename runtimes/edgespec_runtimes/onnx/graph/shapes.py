@@ -76,9 +76,9 @@ def infer(
     for value in (*known.input, *known.output, *known.value_info):
         tensor = value.type.tensor_type
         if tensor.elem_type:
-            dims = tensor.shape.dim if tensor.HasField("shape") else None
-            shape = dims and tuple(d.dim_value if d.HasField("dim_value") else None for d in dims)
-            found[value.name] = Described(tensor.elem_type, shape or (None if dims is None else ()))
+            dims = (d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
+            shape = tuple(dims) if tensor.HasField("shape") else None
+            found[value.name] = Described(tensor.elem_type, shape)
     return found
 
 

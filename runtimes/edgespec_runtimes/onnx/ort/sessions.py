@@ -127,8 +127,8 @@ class OrtSession(Closeable):
             _save_packed(options, saved_as)
         if is_optimised:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        first_provider = providers[0][0]
-        if first_provider != CPU_PROVIDER:
+        self._is_elsewhere = providers[0][0] != CPU_PROVIDER
+        if self._is_elsewhere:
             # packing is specific to a kernel, and impossible for bound weights
             options.add_session_config_entry("ep.cuda.fpa_intb_gemm", "0")
         if stop is not None:
@@ -156,7 +156,6 @@ class OrtSession(Closeable):
         self._kept: tuple[Mapping[str, Bound], Mapping[str, Bound]] = ({}, {})
         """Inputs and outputs that stay bound."""
         self.providers: tuple[str, ...] = tuple(self._session.get_providers())
-        self._is_elsewhere = first_provider != CPU_PROVIDER
         self.inputs = tuple(value.name for value in self._session.get_inputs())
         self.outputs = tuple(value.name for value in self._session.get_outputs())
 
