@@ -34,14 +34,12 @@ class ExpertCache(Store):
         reader: Reader,
         capacity_bytes: int,
         eviction: LeastLikely | None = None,
-        clock: Callable[[], float] = time.perf_counter,
         trace: Trace = OFF,
     ) -> None:
         self.layers = tuple(layers)
         self._hits = self._misses = 0
         self._capacity = capacity_bytes
         self._eviction = eviction or LeastLikely([layer.n_experts for layer in layers])
-        self._clock = clock
         self._trace = trace
         self._room = [layer.room_bytes for layer in layers]
         self._slice_room = [[matrix.room_bytes for matrix in layer.matrices] for layer in layers]
@@ -233,7 +231,7 @@ class ExpertCache(Store):
         """Wait until something for a layer's experts has arrived; False once cancelled."""
         if arrived():
             return True
-        begin = self._clock()
+        begin = time.perf_counter()
         try:
             while not self._cancelled and not self._reads.is_closing:
                 self._reads.arrival.wait()
@@ -241,7 +239,7 @@ class ExpertCache(Store):
                     return True
             return False
         finally:
-            end = self._clock()
+            end = time.perf_counter()
             self.stall_s += end - begin
             self.choice_stall_s = self.stall_s
             self.first_row_stall_s += self._first_row_share * (end - begin)

@@ -78,11 +78,9 @@ class WeightPager(Store):
         segments: Sequence[Segment],
         reader: Reader,
         ring_bytes: int,
-        clock: Callable[[], float] = time.perf_counter,
         trace: Trace = OFF,
     ) -> None:
         self._reader = reader
-        self._clock = clock
         self._trace = trace
         self._cancelled = False
         self._change = threading.Condition()
@@ -106,11 +104,11 @@ class WeightPager(Store):
             self._aim(index)
             slot = self._ready_slot(index)
             if slot is None:
-                begin = self._clock()
+                begin = time.perf_counter()
                 try:
                     slot = self._wait_for(index)
                 finally:
-                    end = self._clock()
+                    end = time.perf_counter()
                     self.stall_s += end - begin
                     self._trace.add(Track.TARGET, "stall", begin, end, segment=index)
                 if slot is None:
@@ -250,7 +248,7 @@ class WeightPager(Store):
         if start is None:
             return None
         pieces = deque(segment.pieces)
-        slot = _Slot(self._next, start, segment.slot_bytes, pieces, self._clock())
+        slot = _Slot(self._next, start, segment.slot_bytes, pieces, time.perf_counter())
         self._slots.append(slot)
         self._next = (self._next + 1) % len(self._segments)
         return slot
@@ -268,9 +266,9 @@ class WeightPager(Store):
                 lower = staging.view(0, run.nbytes)
                 n = self._reader.read(run, lower, lambda: self._is_unwanted(slot))
                 if not self._is_unwanted(slot):
-                    began = self._clock()
+                    began = time.perf_counter()
                     piece.merge(lower[run.slot_offset :][: piece.lower_bytes], into)
-                    merged_s = self._clock() - began
+                    merged_s = time.perf_counter() - began
         except BaseException as exc:  # noqa: BLE001 - it is raised in the consumer's thread
             failure = exc
         with self._change:
@@ -290,7 +288,7 @@ class WeightPager(Store):
 
     def _count_reading(self, change: int) -> None:
         """Count the seconds since the last call if a piece was being read."""
-        now = self._clock()
+        now = time.perf_counter()
         if self._n_reading:
             self.read_s += now - self._counted_at
         self._counted_at = now
