@@ -78,7 +78,7 @@ def take(engine: Engine, text: Text, part: PassPart, logits: np.ndarray) -> None
     if is_end:
         token = text.sampler.pick(logits[-1])
         n_rounds, logprobs = len(tally.rounds), text.sampler.latest_logprobs
-        text.events.append(text.transcript.take(token, "target", n_rounds, logprobs))
+        text.events.append(text.transcript.take(token, n_rounds, logprobs))
         engine.pool.plant(slot.number, token)
     now_s = engine.clock()
     tally.read_tokens += part.n_rows

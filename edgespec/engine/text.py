@@ -293,7 +293,7 @@ class Text:
                 self.events[-1] = replace(self.events[-1], origin="draft", source=pool.source[node])
             path.append(node)
             n_rounds = len(self.tally.rounds)
-            event = transcript.take(token, "target", n_rounds, sampler.latest_logprobs)
+            event = transcript.take(token, n_rounds, sampler.latest_logprobs)
             self.events.append(event)
             node = pool.child(node, token)
         return path

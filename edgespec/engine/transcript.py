@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from edgespec.errors import UsageError
 from edgespec.ports import Vocabulary
-from edgespec.values import FinishReason, Origin, TokenEvent, TokenLogprobs
+from edgespec.values import FinishReason, TokenEvent, TokenLogprobs
 
 
 class Transcript:
@@ -57,10 +57,8 @@ class Transcript:
         """Number of tokens up to the limit."""
         return self._limit - len(self.tokens)
 
-    def take(
-        self, token: int, origin: Origin, round_: int, logprobs: TokenLogprobs | None = None
-    ) -> TokenEvent:
-        """Add the next token, which may end the text."""
+    def take(self, token: int, round_: int, logprobs: TokenLogprobs | None = None) -> TokenEvent:
+        """Add the target's next token, which may end the text."""
         self.tokens.append(token)
         text = ""
         if token in self._vocabulary.eog_tokens:
@@ -75,7 +73,7 @@ class Transcript:
         if self.is_finished:
             text += self._rest()
         self._texts.append(text)
-        return TokenEvent(text, token, origin, round_, logprobs)
+        return TokenEvent(text, token, "target", round_, logprobs)
 
     def cancel(self) -> None:
         """End the text here, including text that was held back, unless it has already ended."""

@@ -88,7 +88,7 @@ def test_text_that_is_held_for_a_stop_string_stays_before_the_mark() -> None:
     parts = [
         (part.kind, part.text)
         for token in (1, 8, 2)
-        for part in splitter.push(transcript.take(token, "target", 0).text)
+        for part in splitter.push(transcript.take(token, 0).text)
     ]
     assert parts == [("reasoning", "first"), ("reasoning", " en"), ("answer", "so")]
     assert transcript.text == "first en</think>so"

@@ -16,7 +16,7 @@ from sentences import refuses
 def shown(stop: Sequence[str], *pieces: bytes) -> list[str]:
     """Text that each piece adds, and the text's end."""
     text = transcript(stop, *pieces)
-    added = [text.take(token, "target", 0).text for token in range(len(pieces))]
+    added = [text.take(token, 0).text for token in range(len(pieces))]
     text.cancel()
     return [*added, text.text[len("".join(added)) :]]
 

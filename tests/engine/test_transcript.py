@@ -16,7 +16,7 @@ def transcript(*eog: int, stop: Sequence[str] = (), limit: int = 9) -> Transcrip
 
 
 def taken(text: Transcript, *tokens: int) -> list[str]:
-    return [text.take(token, "target", 0).text for token in tokens]
+    return [text.take(token, 0).text for token in tokens]
 
 
 def test_tokens_become_text_one_by_one() -> None:
