@@ -26,10 +26,6 @@ class DirectBuffer:
     def __init__(self) -> None:
         self._map = mmap.mmap(-1, BLOCK_BYTES)
 
-    @property
-    def n_bytes(self) -> int:
-        return len(self._map)
-
     def room(self, n_bytes: int) -> memoryview:
         """The buffer, with at least `n_bytes`; earlier views must not be used any more."""
         if n_bytes > len(self._map):
