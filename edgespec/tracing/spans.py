@@ -38,9 +38,6 @@ class Span:
     def end(self) -> None:
         """End the span now. Idempotent."""
 
-    def forget(self) -> None:
-        """Discard the span without recording it."""
-
     def __enter__(self) -> Self:
         return self
 

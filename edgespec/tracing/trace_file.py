@@ -58,9 +58,6 @@ class _OpenSpan(Span):
             end_s = self._trace.clock()
             self._trace.add(self._track, self._name, self._begin_s, end_s, **self._details)
 
-    def forget(self) -> None:
-        self._is_open = False
-
 
 def open_trace(path: str | Path) -> TraceFile:
     """A trace to `path`, which is replaced if it is empty or a trace of edgespec, with the first

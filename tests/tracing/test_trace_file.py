@@ -91,7 +91,6 @@ def test_on_a_full_disk_the_work_goes_on_and_closing_tells(room: int):
 def test_a_trace_that_is_off_reads_no_clock(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr("time.perf_counter")
     with OFF, OFF.span(Track.ENGINE, "round").note(tokens=1) as span:
-        span.forget()
         OFF.add(Track.ENGINE, "step", 0.0, 1.0, tokens=1)
         OFF.flush()
     assert span is OFF.span(Track.TARGET, "pass")
