@@ -111,7 +111,10 @@ class TraceFile(Trace):
     def add(
         self, track: Track, name: str, begin_s: float, end_s: float, /, **details: Detail
     ) -> None:
-        self._record(_Event(track, name, begin_s, end_s, details))
+        if self._is_open:
+            self._events.append(_Event(track, name, begin_s, end_s, details))
+            if len(self._events) >= MAX_EVENTS:
+                self.flush()
 
     def flush(self) -> None:
         with self._writing:
@@ -147,13 +150,6 @@ class TraceFile(Trace):
         except EdgespecError:
             if error[0] is None:
                 raise
-
-    def _record(self, event: _Event) -> None:
-        if not self._is_open:
-            return
-        self._events.append(event)
-        if len(self._events) >= MAX_EVENTS:
-            self.flush()
 
     def _as_json(self, event: _Event) -> dict[str, object]:
         """The event in the trace event format. Times in microseconds are whole nanoseconds, so that
