@@ -51,12 +51,10 @@ class SlotPrefixes:
             n_held = self._target.empty()
         return self._target.load(text, n_held, check)
 
-    def load_draft(self, text: Sequence[int], n_held: int, check: Callable[[], None]) -> int:
+    def load_draft(self, text: Sequence[int], n_held: int, check: Callable[[], None]) -> None:
         """`load` of the draft, as far as its blocks are stored."""
-        draft = self._draft
-        if draft is None or n_held % draft.block_tokens:
-            return n_held
-        return draft.load(text, n_held, check)
+        if self._draft is not None and n_held % self._draft.block_tokens == 0:
+            self._draft.load(text, n_held, check)
 
     def keep(self, text: Sequence[int], n_tokens: int, n_draft: int) -> bool:
         """Store the next block of the slot's text that is not kept yet; False if there is none.
