@@ -51,9 +51,7 @@ class BlockFolder:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             unfinished.sweep(folder)
-            self.n_bytes = sum(size for _, size, _ in self._files())
-            if self.n_bytes > max_bytes:
-                self._make_room(0)
+            self._make_room(0)
         except OSError as error:
             raise UsageError(
                 f"{setting.prompt_cache}: {folder} cannot be used ({error.strerror or error}): "
@@ -137,7 +135,8 @@ class BlockFolder:
                         yield status.st_mtime_ns, status.st_size, entry.name
 
     def _make_room(self, n_bytes: int) -> None:
-        """Delete the least recently used blocks until others of `n_bytes` fit."""
+        """Count the bytes of all blocks, and delete the least recently used ones until others of
+        `n_bytes` fit."""
         most = int(KEPT_SHARE * self.max_bytes)
         while True:
             self.n_bytes = sum(size for _, size, _ in self._files())
