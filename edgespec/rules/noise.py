@@ -73,14 +73,11 @@ class Noise:
         z = tokens.astype(np.uint64)
         z += np.uint64(1)
         z *= np.uint64(_GOLDEN)
-        z += np.uint64(self._stream(position))
+        z += np.uint64(_mixed(self._key + (position + 1) * _GOLDEN))
         for n_bits, factor in ((30, _FIRST), (27, _SECOND)):
             z ^= z >> np.uint64(n_bits)
             z *= np.uint64(factor)
         return z
-
-    def _stream(self, position: int) -> int:
-        return _mixed(self._key + (position + 1) * _GOLDEN)
 
 
 def _mixed(key: int) -> int:
