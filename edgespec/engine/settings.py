@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, model_validator
 
 from edgespec.rules.pacer import Limits
-from edgespec.settings.config import (
-    USUAL_DRAFT_MAX,
-    GenerateSettings,
-    Speculation,
-)
+from edgespec.settings.config import DRAFTING, USUAL_DRAFT_MAX, GenerateSettings, Speculation
 from edgespec.values import ModelInfo
 
 
@@ -55,8 +51,7 @@ class EngineSettings(Speculation):
     @property
     def of_guesses(self) -> Sequence[str]:
         """Names of the rules and limits of guessing that differ from their defaults."""
-        names = Speculation.model_fields.keys() - {"lookup"}
-        changed = self.model_dump(exclude_defaults=True, include=names).keys()
+        changed = self.model_dump(exclude_defaults=True).keys() & DRAFTING
         return sorted(changed | ({"draft_max"} if self.pins_draft_max else set()))
 
     def limits_for(self, info: ModelInfo) -> Limits:
