@@ -59,9 +59,7 @@ class EngineSettings(Speculation):
         max_nodes = info.max_nodes
         if self.pins_draft_max:
             max_nodes = min(max_nodes, 1 + self.draft_max)
-        longest = max_nodes - 1 if info.tree_capable else info.max_rollback
-        return Limits(
-            max_nodes=max_nodes,
-            max_branches=info.max_branches,
-            max_depth=min(max_nodes - 1, longest),
-        )
+        max_depth = max_nodes - 1
+        if not info.tree_capable:
+            max_depth = min(max_depth, info.max_rollback)
+        return Limits(max_nodes, info.max_branches, max_depth)
