@@ -94,7 +94,7 @@ class Engine(Scheduler):
         reason = obstacle(target, draft)
         if not reason and draft is not None and draft.info.reads_features:
             target.give_features(draft.info.feature_layers, draft.take_features)
-        self.target, self.trace, self.settings = target, trace, settings
+        self.target, self.trace = target, trace
         self.pacer = PACERS[settings.pacer]
         self.limits = settings.limits_for(target.info)
         self.width = settings.n_candidates if self.limits.max_branches > 1 else 1
