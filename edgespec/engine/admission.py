@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.engine.outcome import Tally
 from edgespec.engine.text import Text
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import ContextOverflow, UsageError
@@ -40,10 +39,10 @@ def admit(target: LanguageModel, terms: TextRequest) -> Text:
     limit_reason: FinishReason = "length" if limit == max_tokens else "context"
     transcript = Transcript(target.vocabulary, terms.stop, limit, limit_reason, terms.shown)
     sampler = Sampler(terms.sampling, prompt, terms.constraint, terms.n_logprobs)
-    tally = Tally()
+    text = Text(terms, sampler, transcript)
     for note in terms.notes:
-        tally.note(note)
-    return Text(terms, sampler, transcript, tally)
+        text.tally.note(note)
+    return text
 
 
 def text_limit(n_ctx: int, n_prompt: int, max_tokens: int | None) -> int:
