@@ -170,8 +170,7 @@ class PreparedModels(Closeable):
         """The request that the target is prepared for."""
         settings, rules = self.settings, self.rules
         guesses = settings.draft or rules.lookup or self._may_look_up
-        is_fixed = settings.n_parallel != "auto"
-        n_texts = int(settings.n_parallel) if is_fixed else 1
+        n_texts = 1 if settings.n_parallel == "auto" else settings.n_parallel
         sizes = tree_sizes(n_texts) if settings.draft else (n_texts + N_LOOKUPS,)
         if rules.pins_draft_max or not guesses:
             sizes = (1 + rules.draft_max * bool(guesses),)
