@@ -181,10 +181,10 @@ def resolve_gpu_budget(gpu_memory_budget: int | str | None, free: int, total: in
     return budget
 
 
-def processor(root: Path = _ROOT) -> tuple[str, frozenset[str]]:
+def processor() -> tuple[str, frozenset[str]]:
     """Name of the processor, and on Linux the names of its instruction sets."""
     try:
-        lines = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = (_ROOT / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return platform.processor() or platform.machine(), frozenset()
     pairs = (line.partition(":") for line in reversed(lines))  # the first processor's facts win
