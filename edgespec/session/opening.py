@@ -136,8 +136,7 @@ class _Opening(ExitStack):
         loaded: dict[str, LanguageModel] = {}
         with ExitStack() as on_failure:
             for owner, one in reversed([*zip(("target", "draft"), prepared, strict=False)]):
-                loading = partial(one.load, memory_plan, self._see)
-                loaded[owner] = self._run(owner, loading)
+                loaded[owner] = self._run(owner, partial(one.load, memory_plan, self._see))
                 on_failure.callback(loaded[owner].close)
                 heap.trim_heap()  # memory of loading, before the target needs its own
                 self._report |= {f"{owner}: {name}": s for name, s in one.seconds.items()}

@@ -115,7 +115,6 @@ class Session(Closeable):
         if (given := models.settings) and (path := given.prompt_cache) and given.prompt_cache_size:
             with nullcontext() if given.stores_prefixes else suppress(UsageError, StateError):
                 self._prefixes = PrefixCache(path, given.prompt_cache_size, target, draft)
-        prefixes = self._prefixes.place if self._prefixes is not None else None
         rules = engine_settings or EngineSettings()
         if rules.lookup is None and models.plan.looks_up:
             rules = rules.model_copy(update={"lookup": True})
@@ -129,7 +128,7 @@ class Session(Closeable):
             release=models.close,
             n_grammars=GRAMMARS_AT_ONCE,
             name="the session",
-            prefixes=prefixes,
+            prefixes=self._prefixes.place if self._prefixes is not None else None,
         )
         self._budget = SessionBudget(models, self._engine)
         self.tokenizer = Tokenizer(target.vocabulary, target.info.n_ctx, self._engine.use())
