@@ -201,15 +201,14 @@ def _used_bytes(plan: MemoryPlan) -> int:
     return used_bytes
 
 
-def prices_of(plan: MemoryPlan, disk_bytes_per_s: float | None, compute_s: float = 0.0) -> Prices:
+def prices_of(plan: MemoryPlan, disk_bytes_per_s: float, compute_s: float = 0.0) -> Prices:
     """Prices of passes under `plan` that read from a disk of this speed and compute one row in
-    `compute_s`; 0 means unknown."""
+    `compute_s`, which is unknown if it is 0."""
     prices = Prices()
-    if disk_bytes_per_s:
-        prices.read_s = max(0, plan.streamed_read_bytes - plan.lent_bytes) / disk_bytes_per_s
+    prices.read_s = max(0, plan.streamed_read_bytes - plan.lent_bytes) / disk_bytes_per_s
     if plan.experts is not None:
         prices.used_share = plan.experts.used_share
-        if plan.paged and disk_bytes_per_s:
+        if plan.paged:
             missing_bytes = plan.experts.missing_bytes(plan.expert_bytes)
             prices.all_experts_s = missing_bytes / disk_bytes_per_s
     if compute_s:
