@@ -137,7 +137,8 @@ def rewritten(
 def compacted(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy that takes what its content needs: protobuf keeps the memory of removed parts as long
     as any part of a model."""
-    return onnx.ModelProto.FromString(model.SerializeToString())
+    copy: onnx.ModelProto = onnx.ModelProto.FromString(model.SerializeToString())
+    return copy
 
 
 def pruned(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -77,8 +77,8 @@ def infer(
         tensor = value.type.tensor_type
         if tensor.elem_type:
             dims = (d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
-            shape = tuple(dims) if tensor.HasField("shape") else None
-            found[value.name] = Described(tensor.elem_type, shape)
+            its_shape = tuple(dims) if tensor.HasField("shape") else None
+            found[value.name] = Described(tensor.elem_type, its_shape)
     return found
 
 
