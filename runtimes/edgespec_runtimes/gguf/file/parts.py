@@ -79,8 +79,6 @@ MetadataValue = Scalar | GgufArray
 class MetadataEntry:
     """One metadata pair, at the bytes from `start` to `end` of its file, including the key."""
 
-    key: str
-    kind: ValueType
     value: MetadataValue
     start: int
     end: int
@@ -105,8 +103,7 @@ def read_part(
     """Alignment, metadata and tensors of the file at `path`, part `file_index` of its model."""
     with _Reader(path) as reader:
         n_tensors, n_pairs = _preamble(reader)
-        pairs = [_pair(reader) for _ in range(n_pairs)]
-        entries = {entry.key: entry for entry in pairs}
+        entries = dict(_pair(reader) for _ in range(n_pairs))
         alignment = _alignment(reader, entries)
         described = [_tensor(reader, file_index) for _ in range(n_tensors)]
         tensors = _placed(reader, described, alignment)
@@ -203,7 +200,8 @@ def _preamble(reader: _Reader) -> tuple[int, int]:
     return n_tensors, n_pairs
 
 
-def _pair(reader: _Reader) -> MetadataEntry:
+def _pair(reader: _Reader) -> tuple[str, MetadataEntry]:
+    """A key and its entry."""
     start = reader.position
     key = reader.string().decode(errors="replace")
     kind = _value_type(reader, key)
@@ -215,7 +213,7 @@ def _pair(reader: _Reader) -> MetadataEntry:
     else:
         layout = SCALARS[kind]
         value = layout.unpack(reader.take(layout.size))[0]
-    return MetadataEntry(key, kind, value, start, reader.position)
+    return key, MetadataEntry(value, start, reader.position)
 
 
 def _array(reader: _Reader, key: str) -> GgufArray:
