@@ -116,7 +116,7 @@ def _slots_of(bias: int, dynamic: int, names: Sequence[str]) -> Sequence[int]:
     searched once, not in every pass that replaces an import."""
     at = dynamic
     table: dict[int, int] = {}
-    while any(entry := _DYN_ENTRY.unpack(_read(at, _DYN_ENTRY.size))):
+    while any(entry := _DYN_ENTRY.unpack(ctypes.string_at(at, _DYN_ENTRY.size))):
         table[entry[0]] = entry[1]
         at += _DYN_ENTRY.size
 
@@ -124,17 +124,18 @@ def _slots_of(bias: int, dynamic: int, names: Sequence[str]) -> Sequence[int]:
         # glibc rewrites these to absolute addresses, other loaders leave them relative
         return table[tag] if table[tag] >= bias else table[tag] + bias
 
-    texts = _read(absolute(_DT_STRTAB), table[_DT_STRSZ])
+    texts = ctypes.string_at(absolute(_DT_STRTAB), table[_DT_STRSZ])
     found = [found.start() for name in names for found in re.finditer(_text(name), texts)]
     starts = np.array(found, np.uint32)
     slots: list[int] = []
     for address_tag, size_tag in ((_DT_JMPREL, _DT_PLTRELSZ), (_DT_RELA, _DT_RELASZ)):
         if address_tag not in table or size_tag not in table:
             continue
-        content = _read(absolute(address_tag), table[size_tag])
+        content = ctypes.string_at(absolute(address_tag), table[size_tag])
         relocations = np.frombuffer(content, _RELA_ENTRY)
         symbols = relocations["info"] >> np.uint64(32)
-        content = _read(absolute(_DT_SYMTAB), (int(symbols.max(initial=0)) + 1) * _SYM_SIZE)
+        n_symbols = int(symbols.max(initial=0)) + 1
+        content = ctypes.string_at(absolute(_DT_SYMTAB), n_symbols * _SYM_SIZE)
         named = np.frombuffer(content, "<u4")[:: _SYM_SIZE // 4][symbols]
         wanted = (symbols > 0) & np.isin(named, starts, kind="table")
         slots += [bias + int(offset) for offset in relocations["offset"][wanted]]
@@ -144,7 +145,3 @@ def _slots_of(bias: int, dynamic: int, names: Sequence[str]) -> Sequence[int]:
 def _text(name: str) -> bytes:
     """Pattern of `name` in a string table, where it may also be the end of a longer string."""
     return re.escape(name.encode()) + b"\\0"
-
-
-def _read(address: int, size: int) -> bytes:
-    return ctypes.string_at(address, size)
