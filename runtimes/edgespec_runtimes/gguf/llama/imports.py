@@ -125,7 +125,9 @@ def _slots_of(bias: int, dynamic: int, names: Sequence[str]) -> Sequence[int]:
         return table[tag] if table[tag] >= bias else table[tag] + bias
 
     texts = ctypes.string_at(absolute(_DT_STRTAB), table[_DT_STRSZ])
-    found = [found.start() for name in names for found in re.finditer(_text(name), texts)]
+    # in the table, a name may also be the end of a longer string
+    patterns = (re.escape(name.encode()) + b"\\0" for name in names)
+    found = [found.start() for pattern in patterns for found in re.finditer(pattern, texts)]
     starts = np.array(found, np.uint32)
     slots: list[int] = []
     for address_tag, size_tag in ((_DT_JMPREL, _DT_PLTRELSZ), (_DT_RELA, _DT_RELASZ)):
@@ -140,8 +142,3 @@ def _slots_of(bias: int, dynamic: int, names: Sequence[str]) -> Sequence[int]:
         wanted = (symbols > 0) & np.isin(named, starts, kind="table")
         slots += [bias + int(offset) for offset in relocations["offset"][wanted]]
     return slots
-
-
-def _text(name: str) -> bytes:
-    """Pattern of `name` in a string table, where it may also be the end of a longer string."""
-    return re.escape(name.encode()) + b"\\0"
