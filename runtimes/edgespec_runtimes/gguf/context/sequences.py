@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from edgespec.errors import UsageError
@@ -107,7 +108,7 @@ class Branches:
         source = self.home if self.home in through else next(iter(through))
         survivors: dict[int, list[int]] = {}
         for sequence, below in through.items():
-            kept = _leading(below, kept_keys)
+            kept = [*takewhile(kept_keys.__contains__, below)]
             if kept and not any(other[: len(kept)] == kept for other in survivors.values()):
                 survivors[sequence] = kept
         places, cell_of = self._provisional_places(), self._cell_of
@@ -280,11 +281,3 @@ def likely_first(pool: Pool, nodes: Sequence[int]) -> list[int]:
         ordered.append(node)
         tops += below.get(node, ())
     return ordered
-
-
-def _leading(chain: Sequence[int], allowed: set[int]) -> list[int]:
-    """The longest prefix of `chain` with only allowed keys."""
-    n = 0
-    while n < len(chain) and chain[n] in allowed:
-        n += 1
-    return list(chain[:n])
