@@ -49,11 +49,6 @@ class Offloading:
     """Most bytes of these weights in the process's memory while loading."""
 
     @property
-    def has_head(self) -> bool:
-        """True if the output head is on the GPU, where it is placed first; a tied one is copied."""
-        return self.placement.n_layers > 0 and not self.placement.servers
-
-    @property
     def where(self) -> str:
         """Names of the devices for messages; empty if none is used."""
         if not self.names:
@@ -63,10 +58,11 @@ class Offloading:
     def staying(self, weights: Sequence[TracedWeight]) -> list[TracedWeight]:
         """The weights that remain in the process's memory.
 
-        They include embeddings tied to an output head on the GPU, which is a copy.
+        They include embeddings tied to an output head on the GPU, where it is placed first, which
+        is a copy.
         """
         staying = [weight for weight in weights if weight.entry.name not in self.names]
-        if not self.has_head:
+        if self.placement.servers or not self.placement.n_layers:
             return staying
         return [replace(w, swappable=False) if w.looked_up else w for w in staying]
 
