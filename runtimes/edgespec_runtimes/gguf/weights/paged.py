@@ -216,7 +216,8 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
             if self._segment_of.get(following, -1) != self._segment_of.get(address, -1):
                 self._stop_after.add(address)
         self.sliced.arrange(groups, streamed)
-        pinned = self._pinned_whole
+        whole_groups = (group for group in self._arranged.pinned_groups if group.rows is None)
+        pinned = {weight.address for group in whole_groups for weight in group.weights}
         tables = {w.address: w for w in self._weights if w.looked_up and w.address not in pinned}
         for address in self._tables.keys() - tables.keys():
             self._tables.pop(address)[1].close()
@@ -227,12 +228,6 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
             self._tables[address] = weight, rows
         matmuls = map(abi.op_number, MATMULS if self._streamed or self.experts else ())
         self._ops = self._choice_ops.union((*matmuls, self._lookup_op))
-
-    @property
-    def _pinned_whole(self) -> set[int]:
-        """Addresses of the weights that are pinned as a whole."""
-        groups = (group for group in self._arranged.pinned_groups if group.rows is None)
-        return {weight.address for group in groups for weight in group.weights}
 
     def _paged_experts(
         self,
