@@ -114,8 +114,10 @@ def rounding_notes(
     `tiles_are_avoidable`: llama.cpp can be prevented from using tiles, as on Linux.
     `on_device`: names of devices that compute layers with kernels of their own.
     """
+    packed = {tensor.name for tensor in packed_matrices(header)} if is_packed else set()
+    stored = [tensor for tensor in multiplied_matrices(header) if tensor.name not in packed]
     varying: dict[str, list[str]] = {}
-    for tensor in _as_stored(header, is_packed):
+    for tensor in stored:
         is_evened = products_are_invariant and len(tensor.shape) == 2
         # the kernel for experts computes each row separately
         if not is_evened and _EXPERTS not in tensor.name and varies_as_stored(tensor.type.name):
@@ -126,7 +128,7 @@ def rounding_notes(
         f"{len(names)} of its matrices are {kind} ({names[0]} is the first)"
         for kind, names in sorted(varying.items())
     ]
-    n_tiled = sum(tensor.type.name in TILED_TYPES for tensor in _as_stored(header, is_packed))
+    n_tiled = sum(tensor.type.name in TILED_TYPES for tensor in stored)
     if n_tiled and not tiles_are_avoidable:
         reasons.append(
             f"{n_tiled} of its matrices go through tiles here from {PRODUCT_TILE_ROWS} rows on"
@@ -178,8 +180,3 @@ def has_prompt_tiles(header: GgufFile, attention_is_tiled: bool) -> bool:
 def multiplied_types(header: GgufFile) -> set[str]:
     """Types of the matrices in matrix products."""
     return {tensor.type.name for tensor in multiplied_matrices(header)}
-
-
-def _as_stored(header: GgufFile, is_packed: bool) -> list[TensorEntry]:
-    packed = {tensor.name for tensor in packed_matrices(header)} if is_packed else set()
-    return [tensor for tensor in multiplied_matrices(header) if tensor.name not in packed]
