@@ -11,7 +11,7 @@ import os
 import shutil
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +23,7 @@ from edgespec.errors import EdgespecError, ModelError
 from edgespec.files.json_file import JsonFile
 from edgespec.files.unfinished import scratch_folder
 from edgespec.settings.units import format_size
-from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
+from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.layout import MAGIC, SCALARS, TensorType, ValueType, padded
 
 if TYPE_CHECKING:
@@ -177,14 +177,6 @@ def copied_pairs(header: GgufFile, changed: Mapping[str, bytes]) -> list[bytes]:
         if not key.startswith("split.") and key not in changed
     }
     return [*pairs.values(), *changed.values()]
-
-
-def copied_tensor(header: GgufFile, tensor: TensorEntry) -> Iterator[bytes]:
-    """A tensor as it is stored, in pieces. Raises OSError, and ModelError if the file became
-    shorter."""
-    for start in range(0, tensor.nbytes, CHUNK_BYTES):
-        n_bytes = min(CHUNK_BYTES, tensor.nbytes - start)
-        yield read_bytes(header.paths[tensor.file_index], tensor.offset + start, n_bytes)
 
 
 def read_bytes(path: Path, offset: int, n_bytes: int) -> bytes:

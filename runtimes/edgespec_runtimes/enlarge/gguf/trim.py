@@ -26,7 +26,6 @@ from edgespec_runtimes.enlarge.gguf.gguf_writer import (
     Description,
     NewModel,
     copied_pairs,
-    copied_tensor,
     pack_array,
     pack_pair,
     read_bytes,
@@ -154,9 +153,8 @@ def write_trimmed(
 
 def _copied(header: GgufFile, tensor: TensorEntry, kind: str) -> Iterator[bytes]:
     """A tensor in a coarse copy of this kind, in pieces."""
-    if (coarse := copied_type(tensor, kind)) is tensor.type:
-        return copied_tensor(header, tensor)
-    return _converted(tensor, _rows(header, tensor, range(math.prod(tensor.shape[1:]))), coarse)
+    rows = _rows(header, tensor, range(math.prod(tensor.shape[1:])))
+    return _converted(tensor, rows, copied_type(tensor, kind))
 
 
 def _converted(tensor: TensorEntry, pieces: Iterable[bytes], coarse: TensorType) -> Iterator[bytes]:
