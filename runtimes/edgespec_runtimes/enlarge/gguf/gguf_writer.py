@@ -24,7 +24,7 @@ from edgespec.files.json_file import JsonFile
 from edgespec.files.unfinished import scratch_folder
 from edgespec.settings.units import format_size
 from edgespec_runtimes.gguf.file.header import GgufFile
-from edgespec_runtimes.gguf.file.layout import MAGIC, SCALARS, TensorType, ValueType, padded
+from edgespec_runtimes.gguf.file.layout import MAGIC, TensorType, ValueType, padded
 
 if TYPE_CHECKING:
     from edgespec.ports import Progress
@@ -156,11 +156,10 @@ def pack_pair(key: str, value: int | str) -> bytes:
     return _pack_string(key) + struct.pack("<II", ValueType.UINT32, value)
 
 
-def pack_array(key: str, kind: ValueType, values: Sequence[object]) -> bytes:
-    """A pair of the metadata with an array of numbers."""
-    about = struct.pack("<IIQ", ValueType.ARRAY, kind, len(values))
-    layout = f"<{len(values)}{SCALARS[kind].format[1:]}"
-    return _pack_string(key) + about + struct.pack(layout, *values)
+def pack_array(key: str, values: Sequence[int]) -> bytes:
+    """A pair of the metadata with an array of integers of 32 bits."""
+    about = struct.pack("<IIQ", ValueType.ARRAY, ValueType.INT32, len(values))
+    return _pack_string(key) + about + struct.pack(f"<{len(values)}i", *values)
 
 
 def _pack_string(text: str) -> bytes:

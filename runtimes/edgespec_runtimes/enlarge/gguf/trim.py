@@ -35,7 +35,7 @@ from edgespec_runtimes.enlarge.gguf.nest import CannotNest, LowerParts, split
 from edgespec_runtimes.enlarge.gguf.ways import can_be_trimmed, copied_type
 from edgespec_runtimes.gguf.file.architectures import Trait, has
 from edgespec_runtimes.gguf.file.details import ENLARGED_FROM
-from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, ValueType, read_header
+from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, read_header
 from edgespec_runtimes.gguf.file.layout import (
     EMBEDDINGS,
     MADE_FOR,
@@ -204,7 +204,7 @@ def _pairs(
         MADE_FOR: pack_pair(MADE_FOR, fingerprint),
         TABLE_TYPE: pack_pair(TABLE_TYPE, table_type.code),
         TABLE_ROWS: pack_pair(TABLE_ROWS, table.shape[1]),
-        TOKEN_IDS: pack_array(TOKEN_IDS, ValueType.INT32, token_ids),
+        TOKEN_IDS: pack_array(TOKEN_IDS, token_ids),
     }
     dropped = {key: b"" for key in header.entries if key.startswith((_TOKENIZER, ENLARGED_FROM))}
     return [pair for pair in copied_pairs(header, dropped | new) if pair]
