@@ -33,7 +33,7 @@ from edgespec_runtimes.enlarge.gguf.replication import (
 from edgespec_runtimes.gguf.file.architectures import Trait, has, names_with
 from edgespec_runtimes.gguf.file.details import ENLARGED_FROM
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, read_header
-from edgespec_runtimes.gguf.file.validation import validate
+from edgespec_runtimes.gguf.file.validation import MAX_LAYERS, validate
 
 if TYPE_CHECKING:
     from edgespec.ports import Progress
@@ -43,8 +43,6 @@ FACTORS = (16, 8, 4, 2, 1)
 FEWEST_LAYERS = 24
 COMFORTABLE_LAYERS = 96
 """More layers are used only if no larger K reaches the size."""
-MAX_LAYERS = 512
-"""Most layers that llama.cpp supports."""
 TOLERANCE = 0.02
 """Largest relative deviation from the requested size."""
 

@@ -15,6 +15,7 @@ from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.file.layout import NONE
 
 MAX_LAYERS = 512
+"""Most layers that llama.cpp supports."""
 MAX_EXPERTS = 1024
 MAX_CONTEXT = 1 << 30
 IMPLIED_TOKEN = 11
