@@ -101,11 +101,8 @@ class CopiedWeights(Closeable):
     def _read(self, entries: Sequence[TensorEntry], stop: AbortFlag) -> dict[str, int]:
         """Read tensors into one block of memory; returns addresses by name."""
         segment = segment_of(entries)
-        reader = DirectReader(self._target.paths)
-        try:
+        with DirectReader(self._target.paths) as reader:
             base = self._copies.load(segment, reader, lambda: stop.is_set)
-        finally:
-            reader.close()
         return {
             entry.name: base + segment.locate(entry.file_index, entry.offset) for entry in entries
         }
