@@ -90,14 +90,13 @@ class ContextShape:
         """Number of sequences: one per text and further branch, and the spare one; with tiles one
         more, through which cells are moved; without rollback also one for the first of several
         rows."""
-        is_apart = not self.n_rollback and (self.n_branches > 1 or self.line_rows > 0)
-        n_further = (self.has_spare or is_apart) + (self.tile > 1)
-        return self.n_slots + self.n_branches - 1 + n_further
+        return self.n_slots + self.n_branches - 1 + self.can_save + (self.tile > 1)
 
     @property
     def can_save(self) -> bool:
         """True if a sequence is free between passes, through which parts of a text are saved."""
-        return self.n_seq > self.n_slots + self.n_branches - 1 + (self.tile > 1)
+        is_apart = not self.n_rollback and (self.n_branches > 1 or self.line_rows > 0)
+        return self.has_spare or is_apart
 
     @property
     def n_rows(self) -> int:
