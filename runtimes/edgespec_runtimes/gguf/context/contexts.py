@@ -164,14 +164,13 @@ def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
             recurrent += mib if line.startswith(_RECURRENT) else 0.0
         elif buffer == "compute buffer":
             compute += mib
-    to_bytes = 1 << 20
     n_states = shape.n_seq * (1 + shape.n_rollback)
     return ContextSizes(
-        kv_bytes=round(kv * to_bytes),
-        compute_bytes=round(compute * to_bytes),
+        kv_bytes=round(kv * MIB),
+        compute_bytes=round(compute * MIB),
         output_bytes=4 * shape.n_rows * model.n_vocab,
         graph_bytes=int(_N_GRAPHS * _graph_bytes(n_nodes)),
-        state_bytes=round(recurrent * to_bytes / n_states) + _STATE_HEAD_BYTES if recurrent else 0,
+        state_bytes=round(recurrent * MIB / n_states) + _STATE_HEAD_BYTES if recurrent else 0,
         has_rows=values_are_rows(lines),
     )
 
