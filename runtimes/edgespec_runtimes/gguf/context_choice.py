@@ -59,7 +59,6 @@ class ContextChoice:
         """True if servers compute the model."""
         self.n_window = model.n_window
         """Size of the sliding attention window in tokens; 0 if there is none."""
-        self._is_tree_capable = model.tree_capable
         self.info = self._describe(model)
         self.contexts = self._measured(model)
         """The contexts, largest first."""
@@ -74,7 +73,7 @@ class ContextChoice:
         """True if prompts are computed in tiles if texts are aligned with them: those of products
         always, those of attention where they can be, and a text can be read again."""
         cache_types = {self._options.cache_type_k, self._options.cache_type_v}
-        attention = self._can_align and self._is_tree_capable and cache_types <= TILED_CACHE_TYPES
+        attention = self._can_align and self.info.tree_capable and cache_types <= TILED_CACHE_TYPES
         return has_prompt_tiles(self._header, attention)
 
     @property
