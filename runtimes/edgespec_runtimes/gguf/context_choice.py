@@ -118,7 +118,7 @@ class ContextChoice:
             max_nodes, max_branches = 1 + n_lines * longest, n_lines
         n_slots = request.n_slots if self.may_hold_texts(tree_capable) else 1
         return ModelInfo(
-            name=self._header.name or request.path.stem,
+            name=self._header.name,
             architecture=self._header.architecture,
             n_vocab=model.n_vocab,
             n_ctx=n_ctx,

@@ -131,7 +131,7 @@ class PreparedGgufEmbedder(PreparedEmbedder):
         n_ctx = request.ctx_size or min(model.n_ctx_train, MAX_CTX)
         request.check_context(n_ctx, model.n_ctx_train)
         return ModelInfo(
-            name=self.header.name or request.path.stem,
+            name=self.header.name,
             architecture=self.header.architecture,
             n_vocab=model.n_vocab,
             n_ctx=n_ctx,

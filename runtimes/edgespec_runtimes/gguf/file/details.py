@@ -75,7 +75,7 @@ def _alone(header: GgufFile) -> dict[str, Any]:
 
 def info_of(header: GgufFile, n_vocab: int) -> ModelInfo:
     return ModelInfo(
-        name=header.name or header.path.stem,
+        name=header.name,
         architecture=header.architecture,
         n_vocab=n_vocab,
         n_ctx=header.context_length,
