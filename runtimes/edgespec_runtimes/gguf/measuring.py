@@ -282,8 +282,7 @@ class MeasuredGguf(PreparedModel):
         pass needs otherwise; None of others, and where their pages cannot be given back."""
         sizes_of = {(s.n_outputs, s.n_batch): (s.largest_batch, z) for s, z in self.contexts}
         found = sizes_of.get((shape.n_outputs, MIN_TILED_BATCH))
-        is_here = not self.offloading.names and not self._choice.is_remote
-        if not found or not is_here or not windows.is_supported():
+        if not found or self.offloading.names or not windows.is_supported():
             return None
         n_rows, kept_bytes = found[0], found[1].compute_bytes
         whole_bytes = sizes_of[shape.n_outputs, shape.n_batch][1].compute_bytes

@@ -43,8 +43,7 @@ class PreparedGguf(MeasuredGguf):
     @property
     def lent(self) -> GgufFile | None:
         """The header of the file if a draft can compute with its pinned weights, after `needs`."""
-        is_here = not self.offloading.names and not self._choice.is_remote
-        return self._header if is_here and self.enforced else None
+        return self._header if not self.offloading.names and self.enforced else None
 
     def nest_in(self, draft: GgufFile) -> NestedWeights | None:
         """Have only the lower bits of what `draft` has the upper ones of read, before `needs`; None
