@@ -176,10 +176,8 @@ class GgufModel(KeptTexts):
                     self._recurrent.end_prompt()
 
     def _read_to_root(self, part: PassPart, progress: Progress | None) -> np.ndarray:
-        tokens, start = (
-            [*part.reads, int(part.pool.token[part.nodes[0]])],
-            self.committed_of(part.slot),
-        )
+        tokens = [*part.reads, int(part.pool.token[part.nodes[0]])]
+        start = self.committed_of(part.slot)
         self._check_room(start + len(tokens))
         with self._running():
             self._read_in_batches(tokens, start, progress, part.slot, part.pool, part.nodes)
