@@ -105,7 +105,7 @@ def trace_weights(
     Embeddings tied to the output head are ordered as the head. llama.cpp calls the callback for the
     whole graph before it computes a node; the abort flag is set, so that the decode ends there.
     """
-    entries = {tensor.name: tensor for tensor in header.tensors}
+    entries = header.tensors_by_name
     uses: dict[int, list[_Use]] = {}
     names: Counter[str] = Counter()
     choices: dict[int, ExpertChoice] = {}
@@ -214,16 +214,13 @@ class WeightGroup:
     @property
     def size(self) -> SegmentSize:
         """Its size for the memory plan."""
-        name, whole = self.segment.name, self.weights[0].entry.name
-        slice_of = whole if self.rows else ""
-        names = tuple(weight.entry.name for weight in self.weights)
-        segment = self.segment
+        segment, names = self.segment, tuple(weight.entry.name for weight in self.weights)
         return SegmentSize(
-            name,
+            segment.name,
             segment.nbytes,
             segment.slot_bytes,
-            slice_of,
-            names,
+            slice_of=names[0] if self.rows else "",
+            weights=names,
             lower_bytes=segment.read_bytes,
         )
 
