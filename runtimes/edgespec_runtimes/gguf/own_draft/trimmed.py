@@ -88,9 +88,8 @@ def trimmed_shape(header: GgufFile) -> TrimmedShape:
         raise _damaged(header, f"drafts of {header.architecture} are not supported")
     if kind is None or n_embd % kind.block_size or n_rows < 1:
         raise _damaged(header, f"{n_rows} embeddings of {n_embd} elements have no such type")
-    heads = [
-        header.tensors_by_name[one] for one in (EMBEDDINGS, OUTPUT) if one in header.tensors_by_name
-    ]
+    by_name = header.tensors_by_name
+    heads = [by_name[one] for one in (EMBEDDINGS, OUTPUT) if one in by_name]
     tokens = header.metadata[TOKEN_IDS]
     if not isinstance(tokens, GgufArray) or tokens.kind is not ValueType.INT32:
         raise _damaged(header, f"{TOKEN_IDS} is not an array of int32")
@@ -102,7 +101,7 @@ def trimmed_shape(header: GgufFile) -> TrimmedShape:
         raise _damaged(header, f"the tokens of its head are not {len(ids)} of {n_rows}, ascending")
     last = max(tensor.offset + tensor.nbytes for tensor in header.tensors)
     tables, described = list[TensorEntry](), [(n_embd, kind)]
-    if per_layer := header.tensors_by_name.get(PER_LAYER_EMBEDDINGS):
+    if per_layer := by_name.get(PER_LAYER_EMBEDDINGS):
         described.append((per_layer.shape[0], per_layer.type))
     for width, type_ in described:
         offset, nbytes = padded(last, header.alignment), type_.nbytes(width * n_rows)
