@@ -124,7 +124,7 @@ class MappedWeights:
             if abi.is_in_host_memory(address)
         }
         staying = {weight.entry.name for weight in planned}
-        here = {name for name in places if name in staying | self._offloading().names}
+        here = places.keys() & (staying | self._offloading().names)
         if misplaced := staying ^ here:
             raise ModelError(
                 f"llama.cpp placed {len(misplaced)} tensors of {self._header.path.name} on the "
