@@ -95,14 +95,14 @@ class GgufModel(KeptTexts):
         caches = CacheMemory() if fills else windows
         with self._kernels.creating(weights.backends if weights else ()):
             self._context: Any = contexts.new_context(model, shape, callback, prepared.stop, caches)
-        self._windows = windows if windows and windows.is_active else None
+        self._windows = windows if windows and windows.tensors else None
         if self._tap is not None:
             self._tap.begin(self._context)
         n_branches = shape.n_branches - 1
         spare = shape.n_slots + n_branches + (shape.tile > 1)
         self._memory = LlamaMemory(self._context, spare, caches, is_hybrid=model.is_hybrid)
         fill: tuple[Any, ...] = ()
-        if fills and caches and caches.is_active:
+        if fills and caches and caches.tensors:
             fill = (caches,)
             if weights:  # which have had its memory
                 weights.context = caches.size(shape.n_cells)

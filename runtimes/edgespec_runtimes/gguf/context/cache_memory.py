@@ -34,6 +34,7 @@ class CacheMemory:
     def __init__(self, is_wanted: Callable[[Sequence[str]], bool] = lambda _: True) -> None:
         """`is_wanted` tells by llama.cpp's messages so far whether it creates a wanted cache."""
         self.tensors: list[CacheTensor] = []
+        """None if there are no such caches in the process's memory."""
         self._is_wanted = is_wanted
         self._buffers: dict[int, tuple[int, int]] = {}
         """Addresses and sizes of llama.cpp's buffers."""
@@ -69,11 +70,6 @@ class CacheMemory:
                 real(buffer, value)
 
         return clearing_by(clear)
-
-    @property
-    def is_active(self) -> bool:
-        """True if there are such caches in the process's memory."""
-        return bool(self.tensors)
 
     def size(self, n_cells: int) -> ContextSize:
         """The memory that so many cells take, cell by cell."""
