@@ -38,11 +38,6 @@ def copied_rows(shape: HeadShape, owner: str, n_rows: int) -> list[MemoryRow]:
     return found
 
 
-def layer_bytes(shape: HeadShape) -> int:
-    """Bytes of the prediction layer (MTP)."""
-    return segment_of(shape.own).slot_bytes
-
-
 class CopiedWeights(Closeable):
     """Copies of the target's weights: embeddings by row when needed, all others whole."""
 

@@ -18,7 +18,7 @@ from edgespec.ports import LanguageModel, Progress
 from edgespec.registry import ModelRequest
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.block_head import GgufBlockHead
-from edgespec_runtimes.gguf.borrowed import CopiedWeights, copied_rows, layer_bytes
+from edgespec_runtimes.gguf.borrowed import CopiedWeights, copied_rows
 from edgespec_runtimes.gguf.context.contexts import ContextShape
 from edgespec_runtimes.gguf.file.header import GgufFile, read_header
 from edgespec_runtimes.gguf.file.heads import (
@@ -32,6 +32,7 @@ from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.model import GgufModel, Opening
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
+from edgespec_runtimes.gguf.weights.segments import segment_of
 
 
 class PreparedReader(PreparedGguf):
@@ -140,7 +141,7 @@ class PreparedOwnHead(PreparedReader):
         return replace(info, name=f"the layer for guessing (MTP) of {info.name}", n_layers=1)
 
     def needs(self) -> ModelNeeds:
-        nbytes = layer_bytes(self._head)
+        nbytes = segment_of(self._head.own).slot_bytes
         weights = MemoryRow(self.request.owner, "layer for guessing (MTP)", nbytes)
         return replace(super().needs(), resident=(weights,))
 
