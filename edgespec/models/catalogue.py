@@ -19,7 +19,6 @@ from edgespec.models.embedded import (
     EmbeddedModel,
     Role,
     default_file,
-    embedded_pair,
     manifest,
     models_folder,
 )
@@ -171,15 +170,13 @@ def files_of(path: Path) -> list[Path]:
 
 def _names() -> dict[str, Path]:
     """Path by name for all known models; aliases such as `target` take precedence."""
-    described, pair = manifest(), embedded_pair()
     names = {model.name: model.path for model in cached()}
     for model in embedded():
         names[model.name] = model.path
         names[model.path.stem if model.path.suffix == ".gguf" else model.path.name] = model.path
-    names |= {described.target.name: pair.target, described.draft.name: pair.draft}
-    if described.mixture:
-        names["mixture"] = models_folder() / default_file(described.mixture).file
-    return names | {"embedded": pair.target, "target": pair.target, "draft": pair.draft}
+    for role, described in manifest().models().items():
+        names[role] = names[described.name]
+    return names | {"embedded": names["target"]}
 
 
 def _forms(role: Role, model: EmbeddedModel, licence: str) -> Iterator[KnownModel]:
