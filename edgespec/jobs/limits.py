@@ -69,9 +69,10 @@ def find(limits: ProcessLimits, path: Path, root: Path = _ROOT) -> tuple[Limiter
     for name, make in (("cgroup v1", _version_1), ("cgroup v2", _version_2)):
         try:
             limiter = Limiter(name, make(limits, path, root))
-            _try(limiter)
+            with limiter.bind() as prefix:
+                _output([*prefix, "true"])  # to see whether it works
         except (OSError, EdgespecError) as error:
-            reasons.append(f"{name}: {_reason(error)}")
+            reasons.append(f"{name}: {getattr(error, 'strerror', None) or error}")
         else:
             return limiter, reasons
     return UNLIMITED, reasons
@@ -99,9 +100,8 @@ def device_of(path: Path, root: Path = _ROOT) -> str:
 def _mounted_device(number: str, root: Path) -> str | None:
     if sys.platform == "win32":
         return None
-    for line in (
-        (root / "proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    ):
+    mounts = (root / "proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+    for line in mounts.splitlines():
         left, _, right = line.partition(" - ")
         if left.split()[2] == number:
             source = Path(right.split()[1])
@@ -216,20 +216,9 @@ def _write_if_possible(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def _try(limiter: Limiter) -> None:
-    """Start a command with the limits, to see whether the mechanism works."""
-    with limiter.bind() as prefix:
-        _output([*prefix, "true"])
-
-
 def _output(command: Sequence[str]) -> str:
     done = subprocess.run(command, check=False, capture_output=True, encoding="utf-8")
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise EdgespecError(lines[-1])
     return done.stdout
-
-
-def _reason(error: Exception) -> str:
-    strerror = getattr(error, "strerror", None)
-    return str(strerror or error)
