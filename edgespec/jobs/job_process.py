@@ -14,21 +14,19 @@ from typing import Any
 from edgespec.errors import EdgespecError
 
 
-def main(launcher: int) -> int:
+def main(launcher: int) -> None:
     """Run one job of the process `launcher`; EdgespecError, OSError and MemoryError are reported as
     its result."""
     end_with(launcher)
-    result: Any = None
-    failure: EdgespecError | None = None
+    outcome: tuple[Any, EdgespecError | None]
     try:
         call = pickle.load(sys.stdin.buffer)
-        result = call()
+        outcome = call(), None
     except EdgespecError as error:
-        failure = error
+        outcome = None, error
     except (OSError, MemoryError) as error:
-        failure = EdgespecError(str(error))
-    sys.stdout.buffer.write(pickle.dumps((result, failure)))
-    return 0
+        outcome = None, EdgespecError(str(error))
+    sys.stdout.buffer.write(pickle.dumps(outcome))
 
 
 def end_with(parent: int) -> None:
@@ -43,4 +41,4 @@ def end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    main(int(sys.argv[1]))
