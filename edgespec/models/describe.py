@@ -6,6 +6,7 @@ The model's runtime reads headers and no weights.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,11 +62,8 @@ def _prepared(path: Path) -> tuple[ModelInfo, str]:
     request = ModelRequest(
         path=path, owner="draft", ctx_size=0, max_nodes=1, max_branches=1, n_threads=1
     )
-    prepared = registry.find(path).prepare(request)
-    try:
+    with closing(registry.find(path).prepare(request)) as prepared:
         return prepared.info, vocabulary_fingerprint(prepared.tokens())
-    finally:
-        prepared.close()
 
 
 def listing(more: Iterable[KnownModel] = ()) -> list[KnownModel]:
