@@ -13,13 +13,7 @@ from pathlib import Path
 from edgespec import registry
 from edgespec.errors import BudgetError, ModelError
 from edgespec.models import packaged
-from edgespec.models.catalogue import (
-    KnownModel,
-    cached,
-    embedded,
-    files_of,
-    known,
-)
+from edgespec.models.catalogue import KnownModel, cached, embedded, files_of, known
 from edgespec.registry import ModelRequest, vocabulary_fingerprint
 from edgespec.values import ModelDetails, ModelInfo
 
