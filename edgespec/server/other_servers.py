@@ -30,8 +30,6 @@ from edgespec.completions.service import Completions
 from edgespec.settings.parsing import MAX_BIAS
 from edgespec.values import ModelInfo, TokenEvent
 
-_STOPS = {"length": "limit", "context": "limit", "cancelled": "limit", "stop": "eos"}
-
 
 class _OwnFields(ParsedRequest):
     """Fields of requests that only llama.cpp's server has."""
@@ -157,9 +155,9 @@ class LlamaReply(Reply):
     def _ended(self, completion: Completion) -> Answer:
         result = completion.result
         prompt = b"".join(map(completion.piece_of, result.prompt_tokens))
-        stop = "word" if result.stopped_by is not None else _STOPS[result.finish_reason]
+        stop = "eos" if result.finish_reason == "stop" else "limit"
         return {
-            "stop_type": stop,
+            "stop_type": stop if result.stopped_by is None else "word",
             "stopping_word": result.stopped_by or "",
             "prompt": prompt.decode(errors="replace"),
             "has_new_line": "\n" in result.text,
