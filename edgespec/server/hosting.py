@@ -147,8 +147,7 @@ class ModelHost:
 
     def _leaving(self, model: HostedModel) -> list[HostedModel]:
         """The loaded models that have to leave for `model`."""
-        takes_turns = not model.stays
-        return [one for one in self.loaded if takes_turns and one is not model and not one.stays]
+        return [one for one in self.loaded if not (model.stays or one.stays or one is model)]
 
     async def _switch(self, model: HostedModel) -> None:
         """Unload the models that have to leave and load `model`; it has its error if it fails."""
