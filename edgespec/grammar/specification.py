@@ -84,8 +84,11 @@ def unchecked_schema(schema: Any) -> Grammar:
         raise GrammarError(f"the JSON schema is not JSON: {error}") from error
     if not isinstance(read, dict | bool):
         raise GrammarError('the JSON schema must be an object such as {"type": "object"}')
-    source = json.dumps(without_annotations(read))
-    return Grammar("json schema", source, True, unchecked_parts(read))
+    try:
+        source, unchecked = json.dumps(without_annotations(read)), unchecked_parts(read)
+    except (TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise GrammarError(f"the JSON schema is wrong: {error}") from error
+    return Grammar("json schema", source, True, unchecked)
 
 
 def regular_expression(pattern: str) -> Grammar:

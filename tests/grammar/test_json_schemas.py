@@ -253,10 +253,17 @@ def test_references_of_a_tool_stay_in_its_own_schema() -> None:
         {"type": "integer", "minimum": {"a": LARGE}},
         {"type": "integer", "minimum": LARGE, "maximum": float("inf")},
         {"$ref": {"a": 1}, "const": LARGE},
+        {"uniqueItems": True, "items": {"enum": 5}},
+        {"uniqueItems": True, "items": {"enum": [1]}, "maxItems": "a"},
+        {"uniqueItems": True, "items": {"enum": [1]}, "minItems": -1},
+        {"propertyNames": {"enum": 5}},
+        {"propertyNames": {"pattern": []}},
+        {"propertyNames": {"enum": ["a"]}, "properties": 3},
     ],
 )
 def test_keywords_with_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
-    """Beside a large integer they had been an unexpected error, which a server answers with 500."""
+    """Beside a large integer, and in lists and names, they had been an unexpected error, which a
+    server answers with 500."""
     for schema in (wrong, {"type": "object", "properties": {"a": wrong, "b": {"const": LARGE}}}):
         with pytest.raises(GrammarError):
             COMPILER.start(json_schema(schema))
