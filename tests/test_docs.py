@@ -21,7 +21,6 @@ from measuring.true_shapes import SHAPES, FetchedModel, row
 ROOT = Path(__file__).parents[1]
 PAPERS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
 PAPERS += [*(ROOT / "docs").glob("*.md"), ROOT / "examples" / "README.md"]
-RECORDS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 ROOTS = (ROOT, ROOT / "edgespec", ROOT / "runtimes" / "edgespec_runtimes", ROOT / "models")
 """Folders below which pages name modules."""
 MAX_WORDS = 600
@@ -88,7 +87,7 @@ def test_places_in_the_code_exist(paper: Path) -> None:
 def test_modules_that_are_named_exist() -> None:
     named = {
         (paper.name, name)
-        for paper in [*PAPERS, *RECORDS]
+        for paper in PAPERS
         for name in MODULE.findall(CODE.sub("", paper.read_text(encoding="utf-8")))
         if "NAME" not in name
     }
