@@ -76,11 +76,21 @@ def begun_call(text: str, optional: Mapping[str, Collection[str]]) -> ToolCall |
     names = "|".join(re.escape(json.dumps(one)) for one in optional[name[0]])
     if names and "null" in told:
         null = rf"(?:{names})\s*:\s*null\s*"
-        told = re.sub(rf",\s*{null}(?=[,}}])|(?<={{)(?:\s*{null}(?:,|(?=}})))+\s*", "", told)
+        told = re.sub(
+            rf",\s*{null}(?=[,}}])|(?<={{)(?:\s*{null}(?:,|(?=}})))+\s*",
+            lambda one: "" if _depth(told[: one.start()]) == 1 else one[0],
+            told,
+        )
     at = max(told.rfind(","), told.rfind("{") + 1)
     if names and not found and _MAY_BE_NULL.match(told, at):
         told = told[:at]
     return ToolCall(name[0], told)
+
+
+def _depth(text: str) -> int:
+    """Number of brackets that are open at the end of a text."""
+    brackets = _STRING.sub("", text)
+    return sum(brackets.count(one) for one in "{[") - sum(brackets.count(one) for one in "}]")
 
 
 def written(arguments: Any) -> str:
@@ -156,19 +166,22 @@ def typed_value(text: str, name: str, parameters: Parameters) -> Any:
     return text if isinstance(value, str) or _kind(value) not in kinds else value
 
 
-def _types_of(schema: Any, root: Mapping[str, Any], n_references: int = 20) -> set[str]:
-    """JSON types that a schema allows; empty if it does not say."""
-    if not isinstance(schema, Mapping) or not n_references:
+def _types_of(schema: Any, root: Mapping[str, Any], seen: set[int] | None = None) -> set[str]:
+    """JSON types that a schema allows; empty if it does not say, or refers to one that was `seen`
+    before."""
+    seen = set() if seen is None else seen
+    if not isinstance(schema, Mapping) or id(schema) in seen:
         return set()
+    seen.add(id(schema))
     if "$ref" in schema:
-        return _types_of(pointed_to(root, schema["$ref"]), root, n_references - 1)
+        return _types_of(pointed_to(root, schema["$ref"]), root, seen)
     kind = schema.get("type")
     if isinstance(kind, str | list):
         return {one for one in ([kind] if isinstance(kind, str) else kind) if isinstance(one, str)}
     if "const" in schema or isinstance(schema.get("enum"), list):
         return {_kind(value) for value in schema.get("enum") or [schema.get("const")]}
     several = schema.get("anyOf", schema.get("oneOf"))
-    found = [_types_of(one, root) for one in several] if isinstance(several, list) else []
+    found = [_types_of(one, root, seen) for one in several] if isinstance(several, list) else []
     return set().union(*found) if all(found) else set()
 
 

@@ -208,7 +208,8 @@ def _named_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
             function = tool.get("function") or {}
             if not string(function["name"]):
                 raise KeyError("name")
-            dict(function.get("parameters") or {})
+            if not isinstance(function.get("parameters") or {}, Mapping):
+                raise TypeError("parameters")
     return [tool for _, tool in found]
 
 

@@ -142,10 +142,10 @@ class CallSplitter:
         self._end_marks = None
 
     def _add(self, reading: Reading, end_marks: list[str]) -> None:
-        calls = reading.calls
-        begun = begun_call(self._held[: reading.end], self._optional)
-        if begun and len(calls) == 1 and (arguments := completed(begun.arguments)):
-            calls = [ToolCall(begun.name, arguments)]  # as they were told while it was written
+        calls, begun = [*reading.calls], begun_call(self._held[: reading.end], self._optional)
+        arguments = completed(begun.arguments) if begun else None
+        if begun and arguments and calls and calls[0].name == begun.name:
+            calls[0] = ToolCall(begun.name, arguments)  # as they were told while it was written
         self.calls += calls
         self._held, self._drops_blanks = self._held[reading.end :], True
         self._told = ""
@@ -174,6 +174,6 @@ def _never_null(schema: Mapping[str, Any]) -> list[str]:
     """Names of arguments that may be left out, and that a schema does not allow to be null."""
     properties, required = schema.get("properties"), schema.get("required")
     its = properties if isinstance(properties, Mapping) else {}
-    needed = {*(required if isinstance(required, list) else ())}
+    needed = required if isinstance(required, list) else ()
     names = [name for name in its if name not in needed and not {*",{"} & {*name}]
     return [name for name in names if "null" not in json.dumps(its[name])]

@@ -104,10 +104,10 @@ def lark_grammar(source: str) -> Grammar:
 def from_gbnf(source: str) -> str:
     """The Lark grammar of one in llama.cpp's GBNF. Raises GrammarError."""
     with extras.needed(_EXTRA, _WHY):
-        from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+        from llguidance.gbnf_to_lark import gbnf_to_lark
     try:
         return gbnf_to_lark(source)
-    except (GbnfToLarkError, RecursionError, IndexError) as error:
+    except Exception as error:  # the library raises many, and Exception for unknown rules
         raise GrammarError(f"the grammar is no GBNF: {error}") from error
 
 
@@ -130,9 +130,9 @@ def json_rules(schemas: Mapping[str, Any], start: str) -> Grammar:
             if not isinstance(read, dict):
                 read = {} if read else {"not": {}}
             rules.append(f"{name}: %json {json.dumps({'x-guidance': JSON_STYLE} | read)}\n")
-    except (TypeError, ValueError, RecursionError) as error:
+        formats = {name for schema in schemas.values() for name in unchecked_parts(schema)}
+    except (TypeError, AttributeError, ValueError, RecursionError) as error:
         raise GrammarError(f"the JSON schema is wrong: {error}") from error
-    formats = {name for schema in schemas.values() for name in unchecked_parts(schema)}
     return Grammar("grammar", "".join(rules), True, tuple(sorted(formats)))
 
 

@@ -7,7 +7,6 @@ what is asked and answered are the protocols' business.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, aclosing
@@ -15,10 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from edgespec.completions.answers import Answer
+from edgespec.completions.calls import written
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.protocols.request_parts import leaving_out
 from edgespec.completions.refusals import Refusal, decoded
@@ -46,7 +46,7 @@ _LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 def event(content: Answer) -> str:
     """A server-sent event with `content` as JSON, and its type as its name if it has one."""
     named = f"event: {content['type']}\n" if "type" in content else ""
-    text = json.dumps(content, ensure_ascii=False)
+    text = written(content)
     # clients split events by str.splitlines, which takes more than line feeds for line ends
     text = _LINE_ENDS.sub(lambda end: f"\\u{ord(end[0]):04x}", text)
     return f"{named}data: {text}\n\n"
@@ -54,7 +54,7 @@ def event(content: Answer) -> str:
 
 def line(content: Answer) -> str:
     """A line of a stream of JSON."""
-    return f"{json.dumps(content, ensure_ascii=False)}\n"
+    return f"{written(content)}\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ async def complete(service: Service, door: Door, request: Request) -> Response:
         model, streams = await service.wanted(body)
         one = _OneAnswer(service, request, body, door, model, stack)
         if service.host.is_ready(model) or not streams:
-            whole = await _while_connected(request, one.whole())
+            whole = await while_connected(request, one.whole())
             if whole is not None:
-                return JSONResponse(whole)
+                return Response(written(whole), media_type="application/json")
         one.stack = stack.pop_all()
     return StreamedAnswer(one)
 
@@ -223,7 +223,7 @@ class StreamedAnswer(StreamingResponse):
                 yield part
 
 
-async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled when the client disconnects. Raises
     ClientDisconnect."""
     working = asyncio.ensure_future(work)

@@ -35,7 +35,7 @@ from edgespec.completions.requests import ChatRequest
 from edgespec.completions.tokenizing import detokenize, tokenize
 from edgespec.memory import heap, process
 from edgespec.server import other_servers
-from edgespec.server.answering import DONE, Door, complete, line
+from edgespec.server.answering import DONE, Door, complete, line, while_connected
 from edgespec.server.front import refused
 from edgespec.server.guarding import BudgetLimit, Guard
 from edgespec.server.hosting import LoadedModel, ModelHost
@@ -279,7 +279,8 @@ class Service:
                     return answer.pieces()
 
                 async with self.host.using(model) as served, self.embedding:
-                    pieces = await in_thread(compute, served.model.cancel)
+                    work = in_thread(compute, served.model.cancel)
+                    pieces = await while_connected(request, work)
                 return StreamingResponse(pieces, media_type="application/json")
 
     async def budget(self, request: Request) -> Response:
@@ -322,7 +323,7 @@ async def page(request: Request) -> Response:
     """Response with the page or one of its files. Raises Refusal for another path."""
     name = request.path_params.get("name", "index.html")
     kind = _TYPES.get(PurePosixPath(name).suffix)
-    if kind is None or not (_STATIC / name).is_file():
+    if kind is None or name not in {file.name for file in _STATIC.iterdir()}:
         raise Refusal(404, f"there is nothing at {request.scope['path']}", code="not_found")
     headers = {
         "Content-Security-Policy": POLICY,

@@ -54,7 +54,8 @@ def llama_dialect(completions: Completions, content: object, fills: bool = False
     prompt, filling = own.prompt, completions.filling
     if fills:
         prompt = filling.prompt(own.input_prefix, own.input_suffix, own.input_extra, str(prompt))
-    asked |= {"prompt": _prompts(prompt, filling), "n_predict": asked.get("n_predict", -1)}
+    limit = asked.get("n_predict")
+    asked |= {"prompt": _prompts(prompt, filling), "n_predict": -1 if limit is None else limit}
     if biases := asked.get("logit_bias"):
         asked["logit_bias"] = _biases(biases, filling)
     request = CompletionRequest.parse(asked)

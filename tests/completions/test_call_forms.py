@@ -315,13 +315,17 @@ def test_a_call_is_told_when_it_is_complete():
         ({"$ref": "#/$defs/S"}, "5", "5"),
         ({"$ref": "#/$defs/none"}, "5", 5),
         ({"$ref": "#/properties/v"}, "5", 5),
+        ({"anyOf": [STRING, {"$ref": "#/properties/v"}]}, "5", 5),
+        ({"anyOf": [{"$ref": "#/$defs/D0"}] * 2}, "5", 5),
         ({}, "Paris", "Paris"),
         ({}, "5", 5),
         ({}, '"Paris"', '"Paris"'),
     ],
 )
 def test_values_between_marks_have_the_types_of_the_schema(schema, text, value):
-    parameters = {"type": "object", "properties": {"v": schema}, "$defs": {"S": STRING}}
+    doubled = {f"D{n}": {"anyOf": [{"$ref": f"#/$defs/D{n + 1}"}] * 2} for n in range(40)}
+    known = {"S": STRING, "D40": INTEGER} | doubled
+    parameters = {"type": "object", "properties": {"v": schema}, "$defs": known}
     for call in (marked(qwen("f", v=text)), glm("f", v=text)):
         assert read(call, tools={"f": parameters}) == ("", [("f", {"v": value})])
 

@@ -12,7 +12,7 @@ pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
 from edgespec.completions.request_grammars import call_grammar
 from edgespec.errors import GrammarError
 from edgespec.grammar.matcher import GrammarCompiler
-from edgespec.grammar.specification import MAX_CHARACTERS, Grammar, json_schema
+from edgespec.grammar.specification import MAX_CHARACTERS, Grammar, from_gbnf, json_schema
 
 LARGE = (1 << 53) + 1
 """The first integer that is not exact as binary64."""
@@ -258,6 +258,7 @@ def test_references_of_a_tool_stay_in_its_own_schema() -> None:
         {"uniqueItems": True, "items": {"enum": [1]}, "minItems": -1},
         {"propertyNames": {"enum": 5}},
         {"propertyNames": {"pattern": []}},
+        {"pattern": ["(?=x)"]},
         {"propertyNames": {"enum": ["a"]}, "properties": 3},
     ],
 )
@@ -300,3 +301,26 @@ def test_references_that_branch_cost_no_more_than_they_are_long() -> None:
 def test_a_schema_that_is_no_json_is_refused(schema: str) -> None:
     with pytest.raises(GrammarError):
         json_schema(schema)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "root ::= foo",
+        'main ::= "a"',
+        'root ::= "a"{²}',
+        f'root ::= "a"{{{"9" * 5000}}}',
+        "::=",
+        "(",
+    ],
+)
+def test_gbnf_that_is_wrong_is_refused(source: str) -> None:
+    with pytest.raises(GrammarError):
+        COMPILER.start(Grammar("grammar", from_gbnf(source)))
+
+
+def test_a_schema_that_is_nested_deeply_is_refused() -> None:
+    nested = "[" * 2000
+    for source in (nested, '{"items": ' * 900 + "{}" + "}" * 900):
+        with pytest.raises(GrammarError):
+            json_schema(source)

@@ -41,6 +41,12 @@ def test_llama_cpps_own_completion(client: httpx.Client) -> None:
     assert last["stop"] is True and not any(part["stop"] for part in parts)
 
 
+def test_a_limit_of_null_is_none(client: httpx.Client) -> None:
+    asked = {"prompt": "def f(", "stop": [":"]}
+    told = client.post("/completion", json=asked | {"n_predict": None}).json()
+    assert told["generation_settings"]["n_predict"] > 1 << 30
+
+
 def test_probabilities_of_llama_cpps_own_completion(client: httpx.Client) -> None:
     answer = client.post("/completion", json={"prompt": "a", "n_predict": 2, "n_probs": 3}).json()
     told = answer["completion_probabilities"]

@@ -9,6 +9,8 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from edgespec.completions.refusals import Refusal
+from edgespec.server.answering import line
 from edgespec.server.application import page
 
 STATIC = files("edgespec.server").joinpath("static")
@@ -56,3 +58,12 @@ def test_the_page_is_small():
     n_lines = sum(STATIC.joinpath(f"{name}.js").read_text().count("\n") for name in OWN)
     assert n_lines <= 1300
     assert STATIC.joinpath("chat.css").read_text().count("\n") <= 250
+
+
+def test_a_name_that_no_file_can_have_is_not_there(client):
+    with pytest.raises(Refusal):
+        client.get(f"/page/{'a' * 300}.js")
+
+
+def test_half_a_surrogate_pair_is_an_escape_in_all_that_is_sent():
+    assert line({"city": "\ud83d"}).encode() == b'{"city": "\\ud83d"}\n'

@@ -64,7 +64,7 @@ def reading(where: str, param: str) -> Iterator[None]:
         raise
     except KeyError as error:
         raise RequestError(f"{where}.{error.args[0]} is missing", param) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"{where}: {error}", param) from error
     except (TypeError, AttributeError) as error:
         raise RequestError(f"{where} has a value of a wrong type", param) from error

@@ -239,14 +239,17 @@ class StoredResponses:
 
     def items(self, items: Sequence[Any]) -> list[Any]:
         """The items with those that references stand for in their places. Raises RequestError if
-        one is not kept any more."""
-        found, waiting = [], [*reversed(items)]
+        one is not kept any more, and for more than all that is kept."""
+        found, waiting, left_bytes = [], [*reversed(items)], self._max_bytes
         with self._lock:
             while waiting:
                 item = waiting.pop()
                 if not isinstance(item, Mapping) or item.get("type") != "item_reference":
                     found.append(item)
                 elif (name := str(item.get("id"))) in self._stored:
+                    left_bytes -= len(self._stored[name])
+                    if left_bytes < 0:
+                        raise RequestError("input refers to more than all that is kept", "input")
                     self._stored.move_to_end(name)
                     waiting += reversed(json.loads(self._stored[name]))
                 else:

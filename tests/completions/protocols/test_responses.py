@@ -223,3 +223,12 @@ def test_what_cannot_be_had_is_refused_by_name(fields: dict[str, Any], param: st
         dialect(ScriptedSession("a"))(asked(**fields)).begin()
     error = responses_error(refusal_of(caught.value), "")["error"]
     assert error["param"] == param
+
+
+def test_references_give_no_more_than_all_that_is_kept() -> None:
+    stored = StoredResponses(10_000)
+    stored.add("resp_1", [USER | {"content": "a" * 4000}], [])
+    once = {"type": "item_reference", "id": "resp_1"}
+    assert len(stored.items([once] * 2)) == 2
+    with refuses(RequestError):
+        stored.items([once] * 700)
