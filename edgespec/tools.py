@@ -69,7 +69,7 @@ def enlarge(
     Raises UsageError if `out` or the size is invalid, ModelError if `source` is, and EdgespecError
     for a full disk or if the tool is not installed.
     """
-    if out.is_file():
+    if out.exists() and not out.is_dir():
         raise UsageError(f"{out} exists: name another file, or delete it")
     if not source.exists():
         raise ModelError(f"{source} does not exist: check the path of the model to enlarge")

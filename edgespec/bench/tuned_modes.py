@@ -119,7 +119,8 @@ def slower_half(results: Results, names: Sequence[str]) -> list[str]:
     itself ends with the last of them, and those that failed."""
     found = ratios(results, names)
     failed = {gone.mode for gone in results.failures}
-    n_turns = len(found[names[0]])
+    if not (n_turns := len(found[names[0]])):
+        return [*names]  # nothing to compare them with
     going = [n for n in names[1:] if n not in failed and len(found[n]) == n_turns]
     going.sort(key=lambda name: -median(found[name]))
     kept = [name for name in going[: -(-len(going) // 2)] if median(found[name]) > 1]

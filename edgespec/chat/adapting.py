@@ -178,9 +178,9 @@ def _one_call_each(turns: Sequence[Turn]) -> list[Turn]:
 def _with_short_ids(turn: Turn) -> Turn:
     """The turn with ids of nine letters and digits, as Mistral's templates want them."""
     if calls := turn.get("tool_calls"):
-        return turn | {"tool_calls": [c | {"id": _short(c.get("id", ""))} for c in calls]}
+        return turn | {"tool_calls": [c | {"id": _short(str(c.get("id", "")))} for c in calls]}
     identity = turn.get("tool_call_id")
-    return turn | {"tool_call_id": _short(identity)} if identity else turn
+    return turn | {"tool_call_id": _short(str(identity))} if identity else turn
 
 
 def _short(identity: str) -> str:

@@ -50,7 +50,8 @@ class Dialogue:
 
         Raises UsageError if `path` cannot be written, or is anything but a conversation.
         """
-        messages = replace(self, n_forgotten=0).messages
+        if not (messages := replace(self, n_forgotten=0).messages):
+            raise UsageError("there is nothing to save yet: write a message first")
         content = json.dumps({"messages": messages}, ensure_ascii=False, indent=1)
         with named(f"{path} cannot be written"):
             if path.exists():
@@ -69,8 +70,7 @@ class Dialogue:
             raise UsageError(f"{path} is not a conversation: {error}") from error
         messages: Any = content.get("messages") if isinstance(content, dict) else content
         checked(messages)
-        first, *rest = messages
-        is_system = first["role"] == "system"
-        self.system = first["content"] if is_system else None
-        self.turns = [dict(message) for message in (rest if is_system else messages)]
+        is_system = messages[0]["role"] == "system"
+        self.system = messages[0]["content"] if is_system else None
+        self.turns = [dict(message) for message in messages[is_system:]]
         self.n_forgotten = 0

@@ -42,6 +42,8 @@ BITS = {
 }
 """Bits per weight of Llama 3.1 8B in each kind of file (llama.cpp, tools/quantize/README.md); MXFP4
 as in gpt-oss, whose experts alone have it, and Q2_0 of its block."""
+MIN_BILLIONS, MAX_BILLIONS = 1e-3, 1e6
+"""Fewest and most parameters of an imagined model."""
 _NAME = re.compile(r"(\d+(?:\.\d+)?)B(-A\d+(?:\.\d+)?B)?[-_:](\w+)", re.IGNORECASE | re.ASCII)
 
 
@@ -238,7 +240,8 @@ class _Weights:
                 return cls(shape, shape.billions * 1e9, grown)
         match = _NAME.fullmatch(model.strip())
         size, active, kind = match.groups() if match else ("0", "", "")
-        if not (billions := float(size)) or (kind := kind.upper()) not in BITS:
+        billions, kind = float(size), kind.upper()
+        if not MIN_BILLIONS <= billions <= MAX_BILLIONS or kind not in BITS:
             raise UsageError(
                 f"--what-if {model}: write parameters and kind of file like 8B-Q4_K_M, for a "
                 f"mixture with those of a token like 35B-A3B-Q4_K_M, or a name like gpt-oss-20b or "

@@ -20,14 +20,16 @@ def named(what: str, kind: type[EdgespecError] = UsageError) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise kind(f"{what}: {error.strerror}") from error
+        raise kind(f"{what}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise kind(f"{what}: not UTF-8 at byte {error.start}: convert it first") from error
 
 
 def check_output(path: Path) -> None:
     """Raise UsageError for a path that cannot be written, before long work starts."""
-    if path.is_dir():
+    with named(f"{path} cannot be written"):
+        is_folder = path.is_dir()
+    if is_folder:
         raise UsageError(f"{path} cannot be written: it is a folder: name a file in it")
     if not path.parent.is_dir():
         raise UsageError(

@@ -211,7 +211,7 @@ def _is_inside(name: str) -> bool:
 def _cached(folder: Path) -> dict[HubFile, Path]:
     """The cached files of a repository's newest commit; empty if nothing was fetched."""
     newest = folder / "refs" / "main"
-    revision = newest.read_text("utf-8").strip() if newest.exists() else ""
+    revision = newest.read_text("utf-8", "replace").strip() if newest.is_file() else ""
     snapshot = folder / "snapshots" / revision
     return {
         HubFile(path.relative_to(snapshot).as_posix(), path.stat().st_size): path
@@ -276,7 +276,7 @@ def _complete(
             ) as response:
                 hf_raise_for_status(response)
                 if response.status_code != httpx2.codes.PARTIAL_CONTENT:
-                    out.truncate(0)  # the server sends the whole file
+                    out.truncate(out.seek(0))  # the server sends the whole file
                 for chunk in response.iter_raw():
                     out.write(chunk)
                     report()

@@ -5,6 +5,7 @@ Knows names and files; `describe.py` asks runtimes for a model's details.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -157,8 +158,8 @@ def cached() -> list[KnownModel]:
 
 def known(path: Path) -> KnownModel | None:
     """The embedded or cached model at `path`, else None."""
-    everything = [*embedded(), *cached()]
-    return next((model for model in everything if model.path.resolve() == path.resolve()), None)
+    everything, real = [*embedded(), *cached()], os.path.realpath
+    return next((model for model in everything if real(model.path) == real(path)), None)
 
 
 def files_of(path: Path) -> list[Path]:

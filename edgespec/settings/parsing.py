@@ -47,7 +47,7 @@ def _checked_size(size: str | int) -> int:
     n_bytes = parse_size(size, whole := 1 << 40)
     if str(size).endswith("%") and n_bytes > whole:
         raise UsageError("at most 100% of the memory can be used")
-    if size == str(n_bytes) and n_bytes < MIN_BUDGET_BYTES:
+    if isinstance(size, str) and not size.strip("0123456789.") and n_bytes < MIN_BUDGET_BYTES:
         unit = "GiB" if n_bytes < 128 else "MiB"
         raise UsageError(f"{size} alone means bytes; did you mean {size}{unit}?")
     return n_bytes

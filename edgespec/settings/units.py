@@ -40,7 +40,7 @@ def parse_rate(value: str | int) -> int:
     Raises UsageError for anything else.
     """
     rate, ending = _parsed(value, 1000)
-    if rate < 1 or ending not in ("", "b", "/s", "b/s"):
+    if not 1 <= rate < 1 << 63 or ending not in ("", "b", "/s", "b/s"):
         raise UsageError("write bytes a second like 300M or 1.5G")
     return int(rate)
 

@@ -81,6 +81,10 @@ def test_after_a_turn_the_faster_half_goes_on() -> None:
     assert slower_half(failed, NAMES) == ["x", "z"]
 
 
+def test_without_the_first_one_nobody_goes_on() -> None:
+    assert slower_half(results({"x": 6.0}), NAMES) == [*NAMES]
+
+
 def test_where_nothing_is_faster_nobody_goes_on() -> None:
     assert slower_half(results(dict.fromkeys(NAMES, 5.0)), NAMES) == [*NAMES]
 

@@ -278,3 +278,8 @@ def test_a_form_is_found_in_few_renderings(monkeypatch):
     talk = [SYSTEM, USER, calls("a", "b"), result("a"), result("b"), ANSWER, USER, USER]
     assert template.render(talk).endswith("<user>Hello\n\nHelloNone")
     assert len(talks) < 16
+
+
+def test_ids_that_are_numbers_are_taken_as_text():
+    text = ChatTemplate(NINE_LETTERS).render([USER, calls(5), result(5)])
+    assert text == ChatTemplate(NINE_LETTERS).render([USER, calls("5"), result("5")])

@@ -2,10 +2,12 @@
 
 import io
 import stat
+import sys
+from pathlib import Path
 
 import pytest
 
-from edgespec.cli.commands import chat_input
+from edgespec.cli.commands import chat, chat_input
 from edgespec.errors import EdgespecError, UsageError
 from sentences import refuses
 
@@ -48,3 +50,12 @@ def test_a_history_that_is_a_link_is_refused(tmp_path):
     (tmp_path / "chat_history").symlink_to(tmp_path / "elsewhere")
     with refuses(EdgespecError):
         chat_input.make_private(tmp_path / "chat_history")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /dev/full")
+def test_a_history_on_a_full_disk_ends_no_conversation():
+    chat_input._session(Path("/dev/full")).history.store_string("said")
+
+
+def test_a_path_of_a_user_that_is_not_known_is_a_path():
+    assert chat._path("~nobody-here/talk", "/save") == Path("~nobody-here/talk")

@@ -78,8 +78,12 @@ SUGGESTIONS = [
     ("plan --memory-budget auto:2GiB", "auto:2GiB: 'auto:2gib' is not a size"),
     ("plan --memory-budget auto:50%-120%", "at most 100% of the memory can be used"),
     ("plan --memory-budget 6000", "did you mean 6000MiB?"),
+    ("plan --memory-budget 1.5", "1.5 alone means bytes; did you mean 1.5GiB?"),
 ]
 """A newcomer's first words, as other programs of this kind are called, answered with ours."""
+
+
+LONG, HUGE = "a" * 300, "9" * 400
 
 
 @pytest.mark.parametrize(
@@ -113,6 +117,11 @@ SUGGESTIONS = [
         ("generate -p hi -m org/name:Q4_K_M", "org/name:Q4_K_M"),
         ("generate -p hi --trace .", "it is a folder: name a file in it"),
         ("generate -f /dev/zero", "--file"),
+        (f"generate -p hi --config {LONG}", "no such file"),
+        (f"generate -p hi --json {LONG}", "cannot be written"),
+        (f"plan --read-limit {HUGE}", "--read-limit"),
+        *((f"plan --what-if {n}B-Q4_K_M", "write parameters") for n in (HUGE, "0.0000001")),
+        ("tune -n 1", "-n 1"),
         *SUGGESTIONS,
     ],
 )
@@ -160,3 +169,12 @@ def test_an_error_goes_to_the_file_of_json(monkeypatch: pytest.MonkeyPatch, caps
     assert command_line.main(["generate", "--json", str(out), "-p", "hi"]) == 4
     assert json.loads(out.read_text())["error"]["smallest_bytes"] == 77
     assert capsys.readouterr().out == ""
+
+
+def test_a_closed_stdin_and_a_model_that_is_not_there_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    assert command_line.main(["doctor", "-m", "/nonexistent/m.gguf"]) == 3
+    monkeypatch.setattr(sys, "stdin", None)
+    assert command_line.main(["batch", "-", "out.jsonl"]) == 2
+    assert "stdin is closed" in capsys.readouterr().err

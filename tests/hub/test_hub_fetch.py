@@ -108,8 +108,16 @@ def test_ctrl_c_leaves_what_was_fetched_for_the_next_run(hub, tmp_path):
 
 
 def test_a_server_that_knows_no_ranges_begins_anew(hub, tmp_path):
-    hub.breaks_after, hub.ignores_ranges = [1_000_000], True
+    hub.breaks_after, hub.ignores_ranges = [1_000_000, 0], True
     assert fetch(hub, tmp_path).path.read_bytes() == MODEL
+    assert hub.ranges == ["bytes=0-", "bytes=1000000-", "bytes=0-"]
+
+
+def test_a_damaged_entry_of_the_cache_is_no_model(hub, tmp_path):
+    fetch(hub, tmp_path)
+    next(tmp_path.glob("models--*/refs/main")).write_bytes(b"\xff")
+    (tmp_path / "models--a--b" / "refs" / "main").mkdir(parents=True)
+    assert not [*Hub(hub.endpoint, tmp_path, token=None).models()]
 
 
 def test_a_file_that_comes_damaged_is_dropped(hub, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -120,3 +121,26 @@ def test_help_needs_no_model_library() -> None:
         "sys.exit(any(name in sys.modules for name in ('llama_cpp', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_rm_of_a_link_leaves_what_it_names(capsys, cache_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    for name in "model.onnx", "tokenizer.json":
+        (tmp_path / "mine" / name).write_bytes(b"mine")
+    (cache_folder / "linked").symlink_to(tmp_path / "mine")
+    models(capsys, "rm", "linked")
+    assert not [*cache_folder.iterdir()]
+    assert len([*(tmp_path / "mine").iterdir()]) == 2
+
+
+def test_a_link_to_itself_in_the_cache_ends_nothing(capsys, cache_folder: Path) -> None:
+    (cache_folder / "loop.gguf").symlink_to("loop.gguf")
+    tiny_llama().write(cache_folder.parent / "mine.gguf")
+    assert models(capsys, "show", cache_folder.parent / "mine.gguf")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no FIFOs")
+def test_a_fifo_is_not_replaced_by_an_enlarged_model(tmp_path: Path) -> None:
+    os.mkfifo(out := tmp_path / "fifo")
+    assert command_line.main(["models", "enlarge", "embedded", str(out), "--size", "20MiB"]) == 2
+    assert out.is_fifo()

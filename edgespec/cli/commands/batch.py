@@ -137,6 +137,8 @@ def _report(console: Console, counts: BatchCounts, name: str) -> int:
 def _open_input(name: str, stack: ExitStack) -> tuple[BinaryIO, int | None]:
     """The file of requests and the number of its lines; None for a pipe. Raises UsageError."""
     if name == STREAM:
+        if sys.stdin is None:
+            raise UsageError("IN -: stdin is closed: name a file, or pipe requests to stdin")
         # never closed, since a thread may be waiting for its next line
         return open(sys.stdin.fileno(), "rb", closefd=False), None
     from edgespec.batch.lines import numbered_lines

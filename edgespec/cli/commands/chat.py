@@ -27,6 +27,7 @@ from edgespec.errors import EdgespecError, UsageError, marked
 from edgespec.files import cache_folder
 from edgespec.memory import process
 from edgespec.models import packaged
+from edgespec.settings.base import expanded
 from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
@@ -317,4 +318,4 @@ class Chat:
 def _path(text: str, command: str) -> Path:
     if not text:
         raise UsageError(f"{command} needs a file")
-    return Path(text).expanduser()
+    return expanded(text)

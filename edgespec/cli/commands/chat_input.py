@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
@@ -98,6 +99,11 @@ def _session(history: Path | None) -> PromptSession[str]:
         from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
     bindings = KeyBindings()
 
+    class History(FileHistory):
+        def store_string(self, string: str) -> None:
+            with suppress(OSError):  # a full disk
+                super().store_string(string)
+
     @bindings.add("enter")
     def _send(event: KeyPressEvent) -> None:
         event.current_buffer.validate_and_handle()
@@ -107,7 +113,7 @@ def _session(history: Path | None) -> PromptSession[str]:
         event.current_buffer.insert_text("\n")
 
     return PromptSession(
-        history=None if history is None else FileHistory(str(history)),
+        history=None if history is None else History(str(history)),
         multiline=True,
         key_bindings=bindings,
         completer=WordCompleter(COMMANDS, sentence=True),

@@ -14,6 +14,7 @@ from edgespec.cli.flags import groups
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import model_path
 from edgespec.diagnosis.machine import examine
+from edgespec.errors import ModelError
 from edgespec.registry import Finding, Topic
 from edgespec.reports import Report, Row
 
@@ -43,6 +44,8 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Examine and report."""
     console = Console(quiet="json" in args)
     model: Path | None = model_path(args.model) if "model" in args else None
+    if model is not None and not model.exists():
+        raise ModelError(f"{model} does not exist: check the path given with --model")
     findings = []
     for finding in examine(model):
         findings.append(finding)

@@ -22,7 +22,7 @@ from edgespec.cli.console import Console, write_file
 from edgespec.cli.flags import groups
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import CommandSettings, measured_sampling, with_drafts_of
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.extras import installed_version
 from edgespec.files.named_errors import check_output
 from edgespec.reports import Report, Row, Table
@@ -61,6 +61,10 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     console = Console(quiet="quiet" in args)
     told, out = groups.given(args, BenchSettings), Path(getattr(args, "out", "tuned.toml"))
     check_output(out)
+    if told.max_tokens < 2:
+        raise UsageError("-n 1: the only token comes with the prompt: give 2 or more")
+    if told.quick and "repetitions" not in args:
+        told = told.model_copy(update={"repetitions": 2})  # one turn decides nothing
     command, paths = with_drafts_of(args, console)
     bench, known = _prepared(command, paths, told, console)
     names = [*known]

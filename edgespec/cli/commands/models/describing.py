@@ -46,7 +46,7 @@ def of_hub() -> Iterator[KnownModel]:
     with suppress(ImportError):
         from edgespec.hub.fetch import Hub
 
-        for name, model, (path, *others) in Hub().models():
+        for name, model, (path, *others) in Hub(token=None).models():
             yield catalogue.KnownModel(
                 name=str(name),
                 path=path,

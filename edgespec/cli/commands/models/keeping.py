@@ -79,8 +79,11 @@ def run_rm(args: argparse.Namespace, console: Console) -> None:
         raise UsageError(f"there is no {args.name!r} in the cache, which has {names}")
     report = Report(Row("path", model.path, str), Row("size_bytes", model.size_bytes))
     with named(f"{model.path} cannot be deleted", EdgespecError):
-        for file in model.files:
-            file.unlink(missing_ok=True)
-        if model.path.is_dir():
+        if model.path.is_symlink():  # what it names is not the cache's
+            model.path.unlink()
+        elif model.path.is_dir():
             shutil.rmtree(model.path)
+        else:
+            for file in model.files:
+                file.unlink(missing_ok=True)
     console.result(args, report)
