@@ -141,7 +141,9 @@ class Engine(Scheduler):
             text.begun_s = self.clock()
             with ending([text]):
                 text.prepare(self.pool)
-        reads, max_nodes = prompt_reading.next_parts(self, texts)
+        reads, max_nodes = list[PassPart](), self.limits.max_nodes
+        if any(text.is_reading for text in texts):
+            reads, max_nodes = prompt_reading.next_parts(self, texts)
         growing = [text for text in texts if text.is_growing and not text.events]
         unread = [s.n_unread(text) for text in growing for s in self.sources if s.serves(text)]
         n_rows = sum(part.n_rows for part in reads)

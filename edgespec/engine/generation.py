@@ -90,8 +90,9 @@ class Generation(Closeable):
                 with suppress(RuntimeError):  # the loop is closed: no task waits
                     loop.call_soon_threadsafe(came.set)
 
-            self._came, self._text.deliver = came, deliver
+            self._text.deliver = deliver
             self.run_ahead()
+            self._came = came
         while self._result is None:
             self._came.clear()
             try:

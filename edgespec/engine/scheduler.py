@@ -332,8 +332,8 @@ class Scheduler(Closeable):
             with suppress(KeyboardInterrupt):  # freeing memory in use would crash the process
                 self.cancel()
                 self._thread.join(POLL_S)
+        self._read_inbox()  # texts that were about to join the line are ended, too
         self._end_all(SessionClosed("the session is closed"))
-        self._read_inbox()
 
     def _tell(self, message: Message) -> None:
         """Put a message into the inbox of the thread, which begins with the first one."""

@@ -88,6 +88,8 @@ class Slot:
         them."""
         self.forget()
         self.client = other.client
+        if self.prefixes is not None:
+            self.prefixes.begin(self.client)
         self.target.share(other.number, self.number, n_tokens)
         n_tokens = self.target.committed_of(self.number)
         self.committed = other.committed[:n_tokens]
@@ -137,7 +139,9 @@ class Slot:
             n_held = prefixes.load(text, len(self.committed), check)
             self.committed[:] = text[:n_held]
             self.n_tiled = n_held if tiled else 0
-            if any(isinstance(source, ModelSource) for source in self.sources):
+            models = (source for source in self.sources if isinstance(source, ModelSource))
+            number = self.number
+            if any(number < m.n_slots and m.n_read(number) == m.n_leading(number) for m in models):
                 prefixes.load_draft(text[:n_held], self.n_leading, check)
         return trouble
 

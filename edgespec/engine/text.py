@@ -241,6 +241,10 @@ class Text:
             n_alone = n - 1 - N_LEFT * info.prompts_share_passes
         elif shares:
             n_alone = 0
+        elif by_row and not info.prompts_share_passes:  # as nodes, which share any pass
+            again = self.reading[begin : min(begin + max(1, most), len(self.reading) - 1)]
+            its_line = line(slot.number, again)
+            return PassPart(slot.number, its_line, range(len(again)), by_row=True), False
         elif begin and n_alone < n <= begin + most and not is_tiled(info, prompt):
             return PassPart(slot.number, line(slot.number, prompt[begin:]), range(n - begin)), False
         is_alone = begin < n_alone and not by_row

@@ -20,6 +20,7 @@ from edgespec.session.opening import LoadedModels
 from edgespec.settings.units import auto_bounds, format_size, parse_size
 from edgespec.values import PagingStats
 
+GRAMMARS = "grammars"
 INTERVAL_S = 0.25
 """Seconds between two readings of the free memory."""
 
@@ -114,7 +115,9 @@ class SessionBudget(Closeable):
         if not self._has_reserve:
             nbytes += min(GRAMMARS_AT_ONCE, self.plan.n_parallel) * GRAMMAR_BYTES
         with self._engine.use(), self._changing:
-            rows = (*self.plan.rows, MemoryRow("process", "grammars", nbytes))
+            if any(row.what == GRAMMARS for row in self.plan.rows):
+                return
+            rows = (*self.plan.rows, MemoryRow("process", GRAMMARS, nbytes))
             try:
                 self._change_to(replace(self.plan, rows=rows), self.plan.budget_bytes)
             except BudgetError as error:

@@ -51,13 +51,16 @@ class CheckpointChain(BlockChain):
         name = self._name(self.names(text), text, end)
         self.empty()
         n_in_blocks = end - end % n
-        if self._has_blocks and super().load(text, 0, check) < n_in_blocks:
-            return self._fail(name)
         used: list[str] = []
         try:
+            if self._has_blocks and super().load(text, 0, check) < n_in_blocks:
+                return self._fail(name)
             self._model.read_checkpoint(end, self._pieces(name, used, check), self._slot)
         except StateError:
             return self._fail(name)
+        except BaseException:  # blocks without the recurrent state are no text
+            self.empty()
+            raise
         self._kept = {end}
         self._folder.touch([*self._names, *used[1:], *used[:1]])
         return end

@@ -15,6 +15,7 @@ from edgespec.extras import installed_version
 from edgespec.files.sampled import sampled_digest
 from edgespec.memory.process import processor
 from edgespec.ports import LanguageModel
+from edgespec.settings.base import expanded
 from edgespec.state.blocks import BlockFolder
 from edgespec.state.chains import MIN_TOKENS, BlockChain
 from edgespec.state.checkpoint_chain import CheckpointChain
@@ -30,8 +31,7 @@ class SlotPrefixes:
         self.block_tokens = 1 if isinstance(target, CheckpointChain) else target.block_tokens
         self.troubles = folder.troubles
         """Warnings for users that nobody was told."""
-        self._target = target
-        self._draft = draft
+        self._target, self._draft = target, draft
         self._chains = [target] if draft is None else [target, draft]
 
     def begin(self, client: str) -> None:
@@ -85,7 +85,7 @@ class PrefixCache:
                 f"{setting.prompt_cache}: the state of {target.info.name} has no parts that could "
                 "be stored: leave it out"
             )
-        self.folder = BlockFolder(path.expanduser(), max_bytes)
+        self.folder = BlockFolder(expanded(str(path)), max_bytes)
         self._target = target
         self._target_root = _root(target)
         # a head's cache also needs features of the target

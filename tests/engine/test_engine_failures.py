@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
+from edgespec.engine.generation import Generation
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import EdgespecError, ModelError
+from edgespec.errors import EdgespecError, ModelError, SessionClosed
 from edgespec.ports import PassPart
 from engine_cases import (
     COUNTING,
@@ -247,3 +250,41 @@ def test_tokens_that_stand_are_yielded_although_the_draft_fails_to_follow() -> N
         with pytest.raises(BrokenPipeError):
             next(events)
     assert target.evaluations == [3]
+
+
+def test_closing_ends_texts_that_wait_asynchronously_for_their_first_pass() -> None:
+    started = threading.Event()
+
+    def endless(model: FakeModel) -> None:
+        started.set()
+        model.wait_until(lambda: False)
+
+    engine = Engine(counting(hook=endless))
+
+    async def take(text: Generation) -> None:
+        with suppress(SessionClosed):
+            async for _ in text:
+                pass
+
+    async def close() -> None:
+        first = asyncio.create_task(take(engine.generate(PROMPT, GREEDY, 5)))
+        await asyncio.to_thread(started.wait)
+        second = asyncio.create_task(take(engine.generate(PROMPT, GREEDY, 5)))
+        await asyncio.sleep(0.05)
+        await asyncio.to_thread(engine.close)
+        await asyncio.wait_for(asyncio.gather(first, second), 10)
+
+    asyncio.run(close())
+
+
+def test_a_text_that_a_closed_engine_refused_is_refused_again() -> None:
+    engine = Engine(counting())
+    text = engine.generate(PROMPT, GREEDY, 3)
+    engine.close()
+
+    async def refused() -> None:
+        for _ in range(2):
+            with pytest.raises(SessionClosed):
+                await asyncio.wait_for(anext(text), 10)
+
+    asyncio.run(refused())

@@ -135,6 +135,25 @@ def test_a_text_with_a_prompt_shorter_than_a_tile_is_set_back_to_rows() -> None:
     assert [text.result().tokens for text in texts] == [alone(each) for each in terms]
 
 
+def test_a_text_whose_prompt_needs_a_pass_of_its_own_is_set_back_to_rows() -> None:
+    """It failed with IndexError where prompts share no pass and give no logits."""
+
+    def model(n_texts: int, n_cells: int = 0) -> FakeModel:
+        made = FakeModel(LANGUAGE, N_VOCAB, n_texts=n_texts, n_ctx=N_CTX, n_cells=n_cells)
+        made.info = replace(made.info, prompts_share_passes=False)
+        return made
+
+    terms = [asked(n, 6, 30) for n in range(3)]
+    with Engine(model(3, N_CTX)) as engine:
+        texts = [engine.admit(each) for each in terms]
+        in_turn([engine.ask(text) for text in texts])
+        assert texts[2].n_rows > 0, "it was set back"
+    for each, text in zip(terms, texts, strict=True):
+        with Engine(model(1)) as engine:
+            list(engine.ask(expected := engine.admit(each)))
+        assert text.result().tokens == expected.result().tokens
+
+
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from edgespec.engine.generation import Generation
-from edgespec.errors import SessionClosed
-from edgespec.grammar.specification import GRAMMARS_AT_ONCE
+from edgespec.errors import GrammarError, SessionClosed
+from edgespec.grammar.specification import GRAMMARS_AT_ONCE, Grammar
 from edgespec.ports.text_request import TextRequest
 from edgespec.session.session import Session
 from fake_model import FakeModel, random_language
@@ -150,3 +150,10 @@ def test_an_ended_text_holds_no_grammar(session: Session) -> None:
     list(generation)
     assert generation._text.terms.constraint is None
     assert len(generation.result.tokens) == 9
+
+
+def test_grammars_that_no_vocabulary_allows_take_memory_once(session: Session) -> None:
+    for _ in range(3):
+        with pytest.raises(GrammarError):  # there is no end of text
+            session.constraint(Grammar("regular expression", "[ab]+"))
+    assert [row.what for row in session.plan.rows].count("grammars") == 1

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from edgespec.engine.generation import Generation
 from edgespec.engine.settings import EngineSettings
-from edgespec.engine.text import N_LEFT
+from edgespec.engine.text import N_LEFT, Text
 from edgespec.errors import StateError
 from edgespec.ports.text_request import TextRequest
 from edgespec.state import blocks
@@ -125,6 +127,28 @@ def test_a_draft_continues_too(folder: Path) -> None:
     assert sum(process.draft.prefilled) <= FAKE_BLOCK_TOKENS
 
 
+def test_stored_blocks_of_a_draft_are_not_put_behind_its_moved_window(folder: Path) -> None:
+    process = StoringEngine(folder, has_draft=True)
+    long = [(7 * n * n + n + n // 9) % N_VOCAB for n in range(230)]
+    draft = process.draft = FakeModel(LANGUAGE, N_VOCAB, n_ctx=128)
+    process.target = FakeModel(LANGUAGE, N_VOCAB, n_ctx=512)
+    process.store = PrefixCache(folder, SIZE, process.target, draft)
+    rules = EngineSettings(step_aside=False, lookup=False)
+    process.engine = Engine(process.target, draft, rules, prefixes=process.store.place)
+    (source,) = process.engine.sources
+    read, behind = draft.read_block, list[int]()
+
+    def read_block(content: memoryview, slot: int) -> None:
+        behind.append(source.n_read(0) - source.n_held(0))  # type: ignore[attr-defined]
+        read(content, slot)
+
+    draft.read_block = read_block  # type: ignore[method-assign]
+    with process.engine:
+        for prompt in (long[:66], [*long, *[1] * 12], [*long, *[2] * 12], [*long, *[1] * 14]):
+            process.write(prompt, n_tokens=6)
+    assert behind == [0] * len(behind)
+
+
 def test_another_clients_text_is_computed_again(folder: Path) -> None:
     once(folder, TEXT, client="anna")
     assert once(folder, TEXT, client="bert").reused == 0
@@ -139,6 +163,26 @@ def test_another_clients_slot_is_not_continued(folder: Path) -> None:
         assert process.reused == 0
         process.write(TEXT, "bert")
         assert process.reused == len(TEXT) - 1
+
+
+def test_a_text_that_ends_before_its_first_pass_is_not_stored_for_another(folder: Path) -> None:
+    process = StoringEngine(folder, n_texts=2)
+    engine, begin = process.engine, process.engine.begin
+
+    def begin_and_leave(text: Text) -> None:
+        begin(text)
+        text.is_cancelled = True
+
+    with engine:
+        first = engine.ask(engine.admit(TextRequest(tuple(TEXT), GREEDY, 50, client="anna")))
+        next(first)
+        process.write(TEXT[::-1], "bert")
+        engine.begin = begin_and_leave  # type: ignore[method-assign]
+        process.write([*TEXT, 1], "anna")
+        engine.begin = begin  # type: ignore[method-assign]
+        list(first)
+    assert once(folder, TEXT, client="bert").reused == 0
+    assert once(folder, TEXT, client="anna").reused > 0
 
 
 def test_what_texts_share_is_stored_once(folder: Path) -> None:
@@ -233,6 +277,53 @@ def test_a_state_with_a_damaged_piece_is_computed_and_stored_again(folder: Path,
     second = once(folder, TEXT, **RECURRENT)
     assert (second.reused, second.text) == (0, first.text)  # type: ignore[attr-defined]
     assert once(folder, TEXT, **RECURRENT).reused > 0
+
+
+class Hybrid(FakeModel):
+    """Attention whose blocks come without the recurrent state beside it."""
+
+    def __init__(self) -> None:
+        super().__init__(LANGUAGE, N_VOCAB, n_ctx=512, tree_capable=False)
+        self.info = replace(self.info, block_tokens=4)
+        self.has_state, self.on_block = True, lambda: None
+
+    def read_block(self, content: memoryview, slot: int) -> None:
+        super().read_block(content, slot)
+        self.has_state = False
+        self.on_block()
+
+    def read_checkpoint(self, n_tokens: int, pieces: Iterator[memoryview], slot: int) -> None:
+        self._texts[slot].committed.clear()
+        super().read_checkpoint(n_tokens, pieces, slot)
+        self.has_state = True
+
+    def truncate(self, n_tokens: int, slot: int = 0) -> None:
+        super().truncate(n_tokens, slot)
+        self.has_state |= not self.committed_of(slot)
+
+    def _begin(self) -> None:
+        super()._begin()
+        assert self.has_state
+
+
+def test_blocks_without_the_recurrent_state_are_left_by_a_text_that_is_cancelled(
+    folder: Path,
+) -> None:
+    target = Hybrid()
+    store = PrefixCache(folder, SIZE, target, None)
+    longer = [*TEXT, *TEXT[::-1]]
+    with Engine(target, prefixes=store.place) as engine:
+
+        def ask(prompt: list[int]) -> Generation:
+            return engine.ask(engine.admit(TextRequest(tuple(prompt), GREEDY, 4)))
+
+        for prompt in (TEXT, longer, longer[::3], TEXT):
+            list(ask(prompt))
+        text = ask(longer)
+        target.on_block = lambda: text.cancel() if target.committed_of(0) == 8 else None
+        list(text)
+        target.on_block = lambda: None
+        list(ask([*TEXT[:30], *[5] * 40]))
 
 
 @pytest.fixture(autouse=True)
