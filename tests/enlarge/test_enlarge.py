@@ -180,9 +180,20 @@ def enlarged_before(model: Gguf) -> None:
     model.metadata[ENLARGED_FROM] = (STRING, "tiny")
 
 
+def without_layers(model: Gguf) -> None:
+    model.tensors = [tensor for tensor in model.tensors if not tensor.name.startswith("blk.")]
+
+
+def without_attention(model: Gguf) -> None:
+    model.tensors = [tensor for tensor in model.tensors if ".attn_" not in tensor.name]
+    model.metadata["llama.attention.head_count"] = (U32, 0)
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        without_layers,
+        without_attention,
         of_another_architecture,
         with_an_extra_tensor,
         with_wrong_shapes,

@@ -22,6 +22,7 @@ from edgespec.values import NESTED
 from edgespec_runtimes.enlarge.gguf import trim as trimming
 from edgespec_runtimes.enlarge.gguf.trim import trim
 from edgespec_runtimes.gguf.file.header import read_header
+from gguf_files import STRING, Gguf
 from reference import quantise
 from sentences import refuses
 
@@ -87,7 +88,7 @@ def test_passes_read_the_lower_bits(target: Path, draft: Path) -> None:
     assert 0.4 * whole < plan.bytes_per_pass < 0.6 * whole
 
 
-@pytest.mark.parametrize("damage", ["cut", "other", "gone"])
+@pytest.mark.parametrize("damage", ["cut", "other", "gone", "place", "name", "empty"])
 def test_lower_bits_that_are_not_the_drafts_are_refused(
     target: Path, draft: Path, tmp_path: Path, damage: str
 ) -> None:
@@ -95,7 +96,16 @@ def test_lower_bits_that_are_not_the_drafts_are_refused(
     shutil.copy(draft, out)
     raw = lower_parts(draft).read_bytes()
     if damage != "gone":
-        lower_parts(out).write_bytes(raw[:-4096] if damage == "cut" else raw[::-1])
+        name = b"blk.0.ffn_up.weight"
+        at = raw.index(name) + len(name) + 25  # a byte of its offset
+        damaged = {
+            "cut": raw[:-4096],
+            "other": raw[::-1],
+            "place": raw[:at] + bytes([raw[at] ^ 16]) + raw[at + 1 :],
+            "name": raw.replace(name, name.replace(b"0", b"1"), 1),
+            "empty": Gguf({"general.architecture": (STRING, "x")}).content(),
+        }
+        lower_parts(out).write_bytes(damaged[damage])
     with refuses(ModelError):
         session.plan(LoadSettings(model=target, draft=out, memory_budget="1GiB", ctx_size=256))
 
@@ -278,3 +288,12 @@ def test_weights_of_each_type_nest(target: Path, tmp_path: Path, name: str, kind
             texts.append(loaded.generate(PROMPT, sampling, max_tokens=8).tokens)
             assert (loaded.paging.merge_s > 0) == (one.draft is not None)
     assert texts[0] == texts[1]
+
+
+def test_lower_bits_of_a_kind_that_was_interrupted_are_not_left_beside_another(
+    target: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "draft.gguf"
+    lower_parts(out).write_bytes(b"begun")
+    trim(target, out, "Q4_0", range(4096))
+    assert not lower_parts(out).exists()

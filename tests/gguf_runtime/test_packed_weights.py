@@ -93,6 +93,15 @@ def test_weights_are_packed_piece_by_piece_as_llama_cpp_packs_them_at_once(path:
         assert found.raw == expected.raw != stored
 
 
+def test_weights_of_any_number_of_widths_are_packed(path: Path) -> None:
+    """The process was aborted at the 179th."""
+    with Packer() as packer:
+        for n_in in range(32, 32 * 400, 32):
+            if packer.buffer_fields(Q4_0, n_in, 16) is not None:
+                found = ctypes.create_string_buffer(16 * TENSOR_TYPES[Q4_0].nbytes(n_in))
+                packer.pack(ctypes.addressof(found), Q4_0, n_in, 16)
+
+
 def test_rows_that_fill_no_group_stay_as_stored(path: Path) -> None:
     with Packer() as packer:
         assert packer.buffer_fields(Q4_0, 256, 9) is None

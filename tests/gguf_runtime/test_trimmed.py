@@ -7,13 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.errors import PairError
+from edgespec.errors import ModelError, PairError
 from edgespec.models.describe import describe
 from edgespec.models.embedded import embedded_pair
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.enlarge.gguf.trim import write_trimmed
+from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.file.layout import MADE_FOR
+from edgespec_runtimes.gguf.own_draft.trimmed import TABLE_ROWS, TABLE_TYPE, TOKEN_IDS
+from gguf_files import ARRAY, I32, STRING, U32, tiny_llama
 from port_calls import logits_of_a_tree
+from port_models import model_request
 
 TARGET = embedded_pair().target
 RATED = [*range(3000), *range(3500, 4000)]
@@ -64,3 +69,26 @@ def test_another_vocabulary_is_refused(trimmed: Path, tmp_path: Path) -> None:
     other.write_bytes(trimmed.read_bytes().replace(ours, ours[::-1]))
     with pytest.raises(PairError):
         session.plan(LoadSettings(model=TARGET, draft=other, memory_budget=BUDGET))
+
+
+@pytest.mark.parametrize("change", [("embeddings.type", U32, 24), ("vocab_size", U32, 4_000_000)])
+def test_a_number_that_is_none_of_a_drafts_is_refused(
+    tmp_path: Path, change: tuple[str, int, int]
+) -> None:
+    """Tables of I8 have no conversion, and llama.cpp makes a table of all tokens at once."""
+    model, (name, kind, value) = tiny_llama(layers=1), change
+    model.metadata = {k: v for k, v in model.metadata.items() if not k.startswith("tokenizer.")}
+    model.metadata |= {
+        "tokenizer.ggml.model": (STRING, "none"),
+        MADE_FOR: (STRING, "x"),
+        TOKEN_IDS: (ARRAY, I32, [*range(297)]),
+        TABLE_TYPE: (U32, 8),
+        TABLE_ROWS: (U32, 297),
+        "llama.vocab_size": (U32, 297),
+    }
+    key = TABLE_TYPE if name == "embeddings.type" else f"llama.{name}"
+    model.metadata[key] = (kind, value)
+    path = tmp_path / "draft.gguf"
+    path.write_bytes(model.content() + model.tensor("token_embd.weight").data + bytes(1 << 16))
+    with pytest.raises(ModelError):
+        runtime.prepare(model_request(path, owner="draft"))

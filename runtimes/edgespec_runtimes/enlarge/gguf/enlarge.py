@@ -139,6 +139,9 @@ def _shape(header: GgufFile) -> LlamaShape:
         )
     if original := header.metadata.get(ENLARGED_FROM):
         raise ModelError(f"{header.path} is enlarged already: start from {original}")
+    has_layers = any(tensor.name.startswith("blk.") for tensor in header.tensors)
+    if not has_layers or min(header.n_heads, header.n_kv_heads) < 1:
+        raise ModelError(f"{header.path} has no layers with attention: name another model")
     ffn = header.integer(header.key("feed_forward_length"))
     return LlamaShape(
         hidden=header.embedding_length,

@@ -23,6 +23,7 @@ from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.file.layout import BY_TOKEN, KINDS
 from edgespec_runtimes.gguf.own_draft.nested import (
     ALIGNMENT,
+    NO_DIGEST,
     SOURCE,
     SUMMED_BYTES,
     SUMS,
@@ -33,7 +34,6 @@ from edgespec_runtimes.gguf.own_draft.nesting import UNIT, Nesting
 _BYTES = KINDS["I8"]
 _CHUNK_UNITS, _AT_ONCE = 256, 4
 """Units of a chunk, whose arrays processors cache, and chunks that threads split at once."""
-_NO_DIGEST = b"-" * 64
 _ARCHITECTURE = "general.architecture"
 
 
@@ -65,7 +65,7 @@ class LowerParts:
         pairs = [pack_pair(_ARCHITECTURE, "edgespec-lower-parts"), alignment, self.source]
         sums_bytes = 8 * sum(one.nbytes for one in header.tensors) // SUMMED_BYTES
         self.model = NewModel(
-            [*pairs, pack_pair(SUMS, _NO_DIGEST.decode())], described, ALIGNMENT, sums_bytes
+            [*pairs, pack_pair(SUMS, NO_DIGEST.decode())], described, ALIGNMENT, sums_bytes
         )
 
     def nesting(self, tensor: TensorEntry) -> Nesting | None:
@@ -81,7 +81,7 @@ class LowerParts:
                     sums.append(checksums(raw))
             joined = np.concatenate(sums).tobytes()
             lower.write(joined)
-            lower.seek(self.model.head.index(_NO_DIGEST))
+            lower.seek(self.model.head.index(NO_DIGEST))
             lower.write(hashlib.sha256(joined).hexdigest().encode())
             lower.flush()
             os.fsync(lower.fileno())

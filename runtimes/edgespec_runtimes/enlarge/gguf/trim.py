@@ -90,6 +90,7 @@ def trim(
                 write_trimmed(source, out, token_ids, progress, parts)
                 parts.seal(out)
             else:
+                lower_parts(out).unlink(missing_ok=True)  # of another kind that was interrupted
                 write_trimmed(source, out, token_ids, progress, kind=kind)
             return
         except CannotNest as error:

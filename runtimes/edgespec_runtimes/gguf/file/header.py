@@ -55,7 +55,8 @@ class GgufFile:
     @property
     def architecture(self) -> str:
         name = self.text("general.architecture")
-        if not name.isprintable() or not 0 < len(name) <= MAX_NAME:  # it is part of messages
+        # it is part of messages and of llama.cpp's names
+        if not (name.isascii() and name.isprintable() and 0 < len(name) <= MAX_NAME):
             raise ModelError(f"{self.path}: general.architecture is no name but {name!r:.80}")
         return name
 

@@ -17,7 +17,7 @@ from edgespec_runtimes.gguf.file.layout import NONE
 MAX_LAYERS = 512
 """Most layers that llama.cpp supports."""
 MAX_EXPERTS = 1024
-MAX_CONTEXT = 1 << 30
+MAX_CONTEXT, MAX_TOKENS = 1 << 30, 1 << 22
 IMPLIED_TOKEN = 11
 """Token that llama.cpp prepends to a text if a byte-level vocabulary does not define one."""
 EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
@@ -75,6 +75,8 @@ def validate(header: GgufFile, as_draft: bool = False, embeds: bool = False) -> 
             f"{header.path} is a draft without a tokenizer, made for a target: name the target "
             f"with {setting.model}, and this one with {setting.draft}"
         )
+    else:  # llama.cpp makes a table of so many tokens before it looks at a tensor
+        _count(header, header.key("vocab_size"), 1, MAX_TOKENS, default=1)
 
 
 def _check_depth(header: GgufFile) -> None:

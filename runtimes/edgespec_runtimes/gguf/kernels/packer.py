@@ -19,6 +19,8 @@ BUFFER_TYPE = "CPU_REPACK"
 (AMX) are not used."""
 PIECE_BYTES = 1 << 20
 """Bytes packed at once, through a copy; ggml logs a line for each piece."""
+PIECES = 128
+"""Pieces in one context of ggml, which has room for some dozens of tensors more."""
 GROUP_ROWS = 16
 """Most rows that are interleaved; a piece has whole groups."""
 _BUFFER_BYTES = 64
@@ -113,6 +115,8 @@ class Packer(Closeable):
 
     def _piece(self, kind: int, n_in: int) -> _Piece:
         if (kind, n_in) not in self._pieces:
+            if self._pieces and not len(self._pieces) % PIECES:
+                self._context = ggml.new_context(self._owned)
             row_bytes = TENSOR_TYPES[kind].nbytes(n_in)
             n_rows = GROUP_ROWS * max(1, PIECE_BYTES // (GROUP_ROWS * row_bytes))
             if n_rows * row_bytes > len(self._copy):

@@ -43,6 +43,8 @@ changes with the format."""
 SUMS = "edgespec.draft.checksums"
 """Metadata of lower parts: digest of what follows them, checksums of their blocks and the draft's.
 """
+NO_DIGEST = b"-" * 64
+"""Stands for the digest while checksums are computed."""
 SUMMED_BYTES = 4096
 """Bytes of a block that has a checksum."""
 MAKE_AGAIN = f"make it again with {setting.draft('self')}, or `edgespec models draft`"
@@ -93,8 +95,11 @@ def _opened_lower(draft: GgufFile, target: GgufFile) -> tuple[GgufFile, np.ndarr
     path = lower_parts(draft.path)
     try:
         lower = read_header(path)
-        end = max(padded(one.offset + one.nbytes, ALIGNMENT) for one in lower.tensors)
+        begin = min((one.offset for one in lower.tensors), default=0)
+        ends = (padded(one.offset + one.nbytes, ALIGNMENT) for one in lower.tensors)
+        end = max(ends, default=0)
         with path.open("rb") as file:
+            head = file.read(begin)
             file.seek(end)
             sums = file.read()
         source = sampled_digest(target.paths, with_times=False)
@@ -106,6 +111,9 @@ def _opened_lower(draft: GgufFile, target: GgufFile) -> tuple[GgufFile, np.ndarr
         what = target.path if is_pair else path
         raise ModelError(f"{what} is not the file that {draft.path} was made with: {MAKE_AGAIN}")
     both, n_blocks = np.frombuffer(sums, np.uint32), end // SUMMED_BYTES
+    heads = checksums(head.replace(digest.encode(), NO_DIGEST))
+    if not np.array_equal(heads, both[: begin // SUMMED_BYTES]):
+        raise ModelError(f"{path} is damaged at its beginning: {MAKE_AGAIN}")
     return lower, both[:n_blocks], both[n_blocks:]
 
 

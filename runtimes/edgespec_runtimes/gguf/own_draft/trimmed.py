@@ -32,6 +32,7 @@ from edgespec_runtimes.gguf.file.architectures import Trait, has
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, ValueType
 from edgespec_runtimes.gguf.file.layout import (
     EMBEDDINGS,
+    NONE,
     OUTPUT,
     PER_LAYER_EMBEDDINGS,
     TENSOR_TYPES,
@@ -86,7 +87,7 @@ def trimmed_shape(header: GgufFile) -> TrimmedShape:
     n_embd, n_rows = header.embedding_length, header.integer(TABLE_ROWS)
     if has(header, Trait.NEEDS_TOKENS):
         raise _damaged(header, f"drafts of {header.architecture} are not supported")
-    if kind is None or n_embd % kind.block_size or n_rows < 1:
+    if kind is None or kind.kernels is NONE or n_embd % kind.block_size or n_rows < 1:
         raise _damaged(header, f"{n_rows} embeddings of {n_embd} elements have no such type")
     by_name = header.tensors_by_name
     heads = [by_name[one] for one in (EMBEDDINGS, OUTPUT) if one in by_name]
