@@ -26,7 +26,7 @@ from edgespec_runtimes.onnx.ort.sessions import OrtSession
 from edgespec_runtimes.onnx.prepare import measuring
 from edgespec_runtimes.onnx.weights import artifacts, exchange
 from edgespec_runtimes.onnx.weights.exchanging import ExchangingWeights
-from edgespec_runtimes.onnx.weights.packed import PackedWeights
+from edgespec_runtimes.onnx.weights.packed import PackedWeights, with_stored
 from onnx_files import write_llama
 from onnx_models import open_paged, request
 from paging_contract import PagingContract, one_by_one, with_room
@@ -190,7 +190,6 @@ def test_saved_constants_lie_where_every_version_maps_them(
     with closing(runtime.prepare(request(folders["eight bits"]))) as prepared:
         cut, source = prepared._deployed.fitted.cut, prepared._source
         pair = next(iter(measuring._pairs(cut).values()))
-        graph = measuring._with_places(cut, pair[0], source)
-        saved = exchange.save(graph, source.references()[0], 1, tmp_path)
+        saved = exchange.save(*with_stored(cut, pair[0], source), 1, tmp_path)
     assert len(saved.offsets) > 1
     assert not {offset % 256 for offset in saved.offsets.values()} - {0}

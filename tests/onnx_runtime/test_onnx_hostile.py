@@ -152,6 +152,37 @@ def test_a_damaged_tokenizer_is_refused(folder: Path, content: str) -> None:
         prepare(folder)
 
 
+TEMPLATE = {"type": "TemplateProcessing", "pair": [], "single": [{"SpecialToken": {"id": "<s>"}}]}
+START = {"<s>": {"id": "<s>", "ids": [99_999_999], "tokens": ["<s>"]}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *(
+            {"normalizer": {"type": "Precompiled", "precompiled_charsmap": characters}}
+            for characters in ("/////wAAAAA=", "AAAAAAAA")
+        ),
+        {"post_processor": TEMPLATE | {"special_tokens": {}}},
+        {"post_processor": TEMPLATE | {"special_tokens": START}},
+    ],
+)
+def test_a_tokenizer_that_panics_is_refused(folder: Path, changes: dict[str, object]) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text()) | changes
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with refuses(ModelError):
+        prepare(folder)
+
+
+def test_a_name_that_no_file_can_have_is_missing(folder: Path) -> None:
+    config = {"model": {"decoder": {"filename": "a" * 300}}}
+    (folder / "genai_config.json").write_text(json.dumps(config))
+    prepare(folder)
+    relocate(folder, "a" * 300)
+    with refuses(ModelError):
+        prepare(folder)
+
+
 @pytest.mark.parametrize("ends", [None, 300, -1])
 def test_a_model_must_say_how_a_text_ends(folder: Path, ends: int | None) -> None:
     config = json.loads((folder / "config.json").read_text())
@@ -283,6 +314,21 @@ def test_a_node_that_lacks_a_part_is_damage(folder: Path, edit: Change) -> None:
     change(folder, edit)
     with refuses(ModelError):
         prepare(folder)
+
+
+def test_a_token_without_an_embedding_is_told(folder: Path) -> None:
+    """Text was written from the bytes behind the table."""
+
+    def shorten(model: onnx.ModelProto) -> None:
+        table = next(one for one in model.graph.initializer if "embed" in one.name)
+        table.dims[0] = 20
+        for entry in table.external_data:
+            if entry.key == "length":
+                entry.value = str(20 * 32 * 4)
+
+    change(folder, shorten)
+    with session.load(LoadSettings(model=folder, ctx_size=64)) as loaded, refuses(ModelError):
+        loaded.generate("abc~", max_tokens=3)
 
 
 @pytest.mark.parametrize("budget", ["8GiB", "auto:1MiB-8GiB"])

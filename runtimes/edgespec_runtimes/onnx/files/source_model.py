@@ -136,7 +136,7 @@ def find_model(path: Path) -> Path | None:
     below = path / BROWSER_FOLDER
     usual = (path / _genai_file(path), below / MODEL_FILE, path / MERGED_FILE, below / MERGED_FILE)
     for file in usual:
-        if file.is_file():
+        if _is_file(file):
             return file
     found = sorted(path.glob("*.onnx")) or sorted(below.glob("*.onnx"))
     if len(found) > 1:
@@ -202,6 +202,14 @@ def _names(graph: onnx.GraphProto) -> Iterator[object]:
 def _section(config: Mapping[str, Any], key: str) -> dict[str, Any]:
     inside = config.get(key)
     return inside if isinstance(inside, dict) else {}
+
+
+def _is_file(path: Path) -> bool:
+    """True for a file; false also for a name that no file can have."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _genai_file(folder: Path) -> str:
@@ -270,7 +278,7 @@ def _data_file(path: Path, tensor: str, location: str) -> Path:
             "that is refused; put the data beside the model and correct its location"
         )
     file = path.parent / location
-    if not file.is_file():
+    if not _is_file(file):
         raise ModelError(f"{path} keeps its weights in {location}, which is missing beside it")
     real = file.resolve()
     if not any(map(real.is_relative_to, (path.parent.resolve(), path.resolve().parent))):

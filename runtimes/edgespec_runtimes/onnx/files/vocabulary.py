@@ -8,7 +8,8 @@ compared.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -30,23 +31,27 @@ class TokenizerVocabulary(Vocabulary):
 
     def __init__(
         self,
+        path: Path,
         tokenizer: Tokenizer,
         table: Sequence[bytes],
         pieces: Sequence[bytes],
         eog: set[int],
-        chat_format: ChatFormat | None = None,
+        chat_format: ChatFormat,
     ) -> None:
-        self.chat_format = chat_format or ChatFormat()
+        self.chat_format = chat_format
         self.n_vocab = len(table)
         self.eog_tokens = frozenset(eog)
-        self._tokenizer = tokenizer
+        self._path, self._tokenizer = path, tokenizer
         self.table = table
         """Bytes that identify each token, by id."""
         self._pieces = pieces
         self.longest_piece_bytes = max(map(len, pieces), default=0)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special).ids
+        with _damage_told(self._path):
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special).ids
+            if max(ids, default=0) >= self.n_vocab:
+                raise ValueError(f"it gives a token {max(ids)}, the model has {self.n_vocab}")
         return ids
 
     def piece(self, token: int) -> bytes:
@@ -66,11 +71,9 @@ def read_vocabulary(
     content = read_text(path, MAX_BYTES)
     if content is None:
         raise ModelError(f"{path} is missing: an ONNX model needs its tokenizer.json beside it")
-    try:
+    with _damage_told(path):
         tokenizer = Tokenizer.from_str(content)
         description = json.loads(content)
-    except Exception as error:  # tokenizers raises no narrower type
-        raise ModelError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     names: dict[int, str] = {
@@ -113,7 +116,20 @@ def read_vocabulary(
         control_tokens=control,
         added_tokens=frozenset(names[token] for token in added if token in names) - control,
     )
-    return TokenizerVocabulary(tokenizer, table, pieces, eog, complete_format)
+    vocabulary = TokenizerVocabulary(path, tokenizer, table, pieces, eog, complete_format)
+    vocabulary.encode("a")  # to see whether it works
+    return vocabulary
+
+
+@contextmanager
+def _damage_told(path: Path) -> Iterator[None]:
+    """Context manager in which errors of tokenizers are those of the file. Raises ModelError."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # it raises no narrower type, and panics are no Exception
+        raise ModelError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from error
 
 
 def _decoder(description: Mapping[str, Any], path: Path) -> Any:

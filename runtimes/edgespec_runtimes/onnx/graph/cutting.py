@@ -104,9 +104,10 @@ def _looked_up(
         node = flow.nodes[i]
         embedding, table = node.output[0], node.input[0]
         users = [flow.nodes[user] for user in flow.consumers.get(embedding, ())]
-        if is_by_row(node):
+        n_dims = len(weights.get(table, ()))
+        if is_by_row(node) and n_dims > 1:
             by_row[embedding] = table
-        elif len(weights.get(table, ())) == 2 and (turned := embedding_by_column(node, users)):
+        elif n_dims == 2 and (turned := embedding_by_column(node, users)):
             by_column[turned] = table
     return by_row, by_column
 

@@ -156,7 +156,7 @@ def copied(
             source.notes.append(f"{path} was not as it had been written, and was made again")
         for other in folder().glob(f"{place}-*.{kind.rpartition('.')[2]}"):
             is_present = other.name.startswith(f"{place}-{state}")
-            if other.name.endswith(f".{kind}") or not is_present:
+            if other != path and (other.name.endswith(f".{kind}") or not is_present):
                 with suppress(OSError):
                     other.unlink()
         try:

@@ -14,7 +14,7 @@ import numpy as np
 from onnx import helper
 
 from edgespec.concurrency.owning import Closeable, close_all
-from edgespec.errors import Cancelled, WeightReadError
+from edgespec.errors import Cancelled, ModelError, WeightReadError
 from edgespec.memory.budget import MemoryPlan
 from edgespec.paging.reader import DirectReader, ReadLimit, Segment
 from edgespec.ports import Progress
@@ -70,17 +70,23 @@ class EmbeddingTable(Closeable):
 
     def __init__(self, source: SourceModel, weight: StoredWeight) -> None:
         path, row_bytes = source.files[weight.extent.file_index], weight.nbytes // weight.shape[0]
-        self._shape = weight.shape[1:]
+        self._name, (self._n_rows, *self._shape) = weight.name, weight.shape
         self._kind = helper.tensor_dtype_to_np_dtype(weight.kind)
         self._file = RowFile(path, weight.name, weight.extent, row_bytes)
 
     def rows(self, tokens: np.ndarray) -> np.ndarray:
-        """Embeddings [rows, tokens, hidden] of ids [rows, tokens]. Raises WeightReadError."""
+        """Embeddings [rows, tokens, hidden] of ids [rows, tokens]. Raises WeightReadError, and
+        ModelError for a token without a row."""
         rows = np.empty((tokens.size, *self._shape), self._kind)
         first: dict[int, int] = {}
         for i, token in enumerate(tokens.ravel().tolist()):
             if (known := first.setdefault(token, i)) < i:
                 rows[i] = rows[known]
+            elif token >= self._n_rows:
+                raise ModelError(
+                    f"{self._name} has {self._n_rows} rows and none for token {token}: export the "
+                    "model again"
+                )
             else:
                 self._file.read(token, memoryview(rows[i]).cast("B"))
         return rows.reshape(*tokens.shape, *self._shape)
