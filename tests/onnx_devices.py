@@ -5,6 +5,7 @@ The CPU computes, through OpenVINO where onnxruntime was built with it.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,8 @@ def prepare(path: Path, owner: str = "target", **options: object) -> Any:
 
 def open_whole(path: Path, **options: object) -> OnnxModel:
     """All of it on the device."""
-    prepared = prepare(path, **options)
-    try:
+    with closing(prepare(path, **options)) as prepared:
         prepared.place(GIB)
         model = prepared.load(None)
         assert isinstance(model, OnnxModel)
         return model
-    finally:
-        prepared.close()

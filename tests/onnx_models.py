@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,13 +26,10 @@ def request(path: Path, **options: object) -> ModelRequest:
 
 
 def open_resident(path: Path, **options: object) -> OnnxModel:
-    prepared = runtime.prepare(request(path, **options))
-    try:
+    with closing(runtime.prepare(request(path, **options))) as prepared:
         model = prepared.load(None)
         assert isinstance(model, OnnxModel)
         return model
-    finally:
-        prepared.close()
 
 
 def open_paged(path: Path, share: float = 0.5, **options: object) -> OnnxModel:

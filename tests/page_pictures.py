@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 from browser import WINDOWS, Browser, ask, in_theme
@@ -32,8 +33,7 @@ SCENES = {
 
 def main(folder: Path, address: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    page = Browser()
-    try:
+    with closing(Browser()) as page:
         in_theme(page, "light")
         page.resize(1280, 800)
         page.open(address)
@@ -59,8 +59,6 @@ def main(folder: Path, address: str) -> None:
                     time.sleep(0.6)
                     path = folder / f"{scene}-{width}-{theme}.png"
                     path.write_bytes(page.screenshot())
-    finally:
-        page.close()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ def load_paged(prepared: PreparedModel, share: float = 0.5) -> LanguageModel:
 
     Closes `prepared`.
     """
-    try:
+    with closing(prepared):
         needs = prepared.needs()
         rows, paged = needs.common_rows(), needs.paged_rows()
         taken = sum(row.nbytes for row in (*rows, *loaded_last(paged, rows)))
@@ -41,8 +41,6 @@ def load_paged(prepared: PreparedModel, share: float = 0.5) -> LanguageModel:
             room += max(experts.least_bytes, int(share * experts.room_bytes))
         plan = plan_memory(taken + room, rows, needs.cuts, None, paged, experts=experts)
         return prepared.load(plan)
-    finally:
-        prepared.close()
 
 
 def one_by_one(model: LanguageModel, tokens: Sequence[int]) -> np.ndarray:

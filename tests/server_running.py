@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import edgespec
@@ -78,9 +78,6 @@ def serving_list(models: ModelList) -> Iterator[str]:
         load=serve.loader(models),
         on_budget=models.keep_budget,
     )
-    try:
-        with at_address(server) as address:
-            yield address
-            server.stop()
-    finally:
-        server.close()
+    with closing(server), at_address(server) as address:
+        yield address
+        server.stop()

@@ -14,7 +14,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,10 +82,8 @@ def _open(path: Path, owner: str, paged: bool) -> LanguageModel:
     prepared = find(path).prepare(request)
     if paged:
         return load_paged(prepared, 0.5)
-    try:
+    with closing(prepared):
         return prepared.load(None)
-    finally:
-        prepared.close()
 
 
 def the_process_ends_with_everything_open(pair: LoadedPair) -> tuple[Session, Generation]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -194,11 +195,8 @@ def test_a_prompt_has_the_logits_that_it_has_alone(conversations: Conversations)
 
 def alters_prompts(path: Path) -> bool:
     """True if `-np auto` stays at one text."""
-    prepared = runtime.prepare(replace(request_of(path, 1), ctx_size=0))
-    try:
+    with closing(runtime.prepare(replace(request_of(path, 1), ctx_size=0))) as prepared:
         return prepared.needs().texts_alter_prompts
-    finally:
-        prepared.close()
 
 
 def test_auto_may_give_several_places_to_k_quants(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -43,11 +44,8 @@ def sure_tokens(mapped: BaselineRun) -> list[int]:
     """The tokens of llama.cpp decoding one by one, up to the first near tie."""
     from edgespec_runtimes.gguf.llama import loading
 
-    model = loading.load_sizes_only(embedded_pair().target)
-    try:
+    with closing(loading.load_sizes_only(embedded_pair().target)) as model:
         prompt = GgufVocabulary(model).encode(PROMPT)
-    finally:
-        model.close()
     with LlamaCpp(embedded_pair().target) as llama:
         reference = llama.greedy(prompt, N_TOKENS)
     steps = takewhile(lambda step: reference.margin(step) > SURE, range(len(reference.tokens)))

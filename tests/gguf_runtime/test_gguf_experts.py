@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -59,8 +60,7 @@ MOST_EXPERTS = pytest.param(0.9, marks=pytest.mark.slow)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_token_reads_the_experts_that_it_chooses_and_no_others(name: str, files: Path) -> None:
-    model = open_paged(mixture(files, name), share=0.5)
-    try:
+    with closing(open_paged(mixture(files, name), share=0.5)) as model:
         one_by_one(model, [300, 301])
         experts = model.paging().experts
         assert experts is not None
@@ -68,8 +68,6 @@ def test_a_token_reads_the_experts_that_it_chooses_and_no_others(name: str, file
         n_chosen = 2 * experts.used * experts.layers
         assert experts.hits + experts.misses == n_chosen
         assert experts.misses < n_chosen
-    finally:
-        model.close()
 
 
 @pytest.mark.slow
@@ -81,12 +79,9 @@ def test_a_token_reads_the_experts_that_it_chooses_and_no_others(name: str, file
 def test_logits_equal_llama_cpp_bit_for_bit(name: str, share: float, files: Path) -> None:
     path = mixture(files, name)
     tokens = list(range(300, 316))
-    model = open_paged(path, share)
-    try:
+    with closing(open_paged(path, share)) as model:
         assert model.paging().experts is not None
         assert np.array_equal(one_by_one(model, tokens), reference_logits(path, tokens))
-    finally:
-        model.close()
 
 
 @pytest.mark.slow
@@ -96,15 +91,12 @@ def test_a_tree_has_the_logits_of_one_node_a_pass(name: str, share: float, files
     """Routers are in single precision: several rows at once would be rounded otherwise. With the
     least room, a layer's experts come in rounds."""
     tokens = list(range(300, 316))
-    model = open_paged(mixture(files, name), share)
-    try:
+    with closing(open_paged(mixture(files, name), share)) as model:
         expected = one_by_one(model, tokens)
         model.truncate(0)
         found = evaluate(model, *line(tokens))
         assert model.last_report.passes == 1
         assert np.array_equal(found, expected)
-    finally:
-        model.close()
 
 
 def line(tokens: Sequence[int]) -> tuple[OneTree, list[int]]:
@@ -145,8 +137,7 @@ class TestAMixtureKeepsThePagingContract(PagingContract):
 @pytest.mark.parametrize("share", [0.0, 0.25])
 def test_a_prompt_reads_each_expert_once_a_batch(share: float, files: Path) -> None:
     """All of a layer's experts fit, or come in rounds; those of all layers never fit."""
-    model = open_paged(mixture(files, "qwen3moe"), share)
-    try:
+    with closing(open_paged(mixture(files, "qwen3moe"), share)) as model:
         tokens = [300 + i % 100 for i in range(96)]
         prefill(model, tokens)
         experts = model.paging().experts
@@ -155,8 +146,6 @@ def test_a_prompt_reads_each_expert_once_a_batch(share: float, files: Path) -> N
         assert experts.misses <= 2 * experts.layers * experts.experts
         layers = model._weights.experts.cache.layers
         assert experts.bytes_read <= 2 * sum(layer.n_experts * layer.room_bytes for layer in layers)
-    finally:
-        model.close()
 
 
 @pytest.mark.slow
@@ -214,14 +203,11 @@ def test_a_missed_choice_reads_the_mapping(paged: GgufModel, files: Path) -> Non
 def test_a_file_that_was_cut_short_is_told(files: Path, tmp_path: Path) -> None:
     path = tmp_path / "short.gguf"
     path.write_bytes(mixture(files, "qwen3moe").read_bytes())
-    model = open_paged(path, share=0.0)
-    try:
+    with closing(open_paged(path, share=0.0)) as model:
         one_by_one(model, [300])
         os.truncate(path, path.stat().st_size // 2)
         with pytest.raises(WeightReadError):
             one_by_one(model, [301, 302])
-    finally:
-        model.close()
 
 
 @pytest.mark.slow
@@ -231,12 +217,9 @@ def test_no_more_experts_are_read_than_an_ideal_lru_reads(share: float, files: P
     path = mixture(files, "qwen3moe")
     tokens = [300 + (7 * i) % 60 for i in range(40)]
     passes = record(path, tokens, n_new=0)
-    model = open_paged(path, share)
-    try:
+    with closing(open_paged(path, share)) as model:
         one_by_one(model, tokens)
         experts = model.paging().experts
-    finally:
-        model.close()
     assert experts is not None
     room_bytes = max(layer.room_bytes for layer in model._weights.experts.cache.layers)
     n_layers = len(passes[0])

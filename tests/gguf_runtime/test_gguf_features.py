@@ -74,15 +74,12 @@ def open_resident(
     layers: tuple[int, ...] = LAYERS,
     n_values: int = 64,
 ) -> GgufModel:
-    prepared = prepare(path, n_slots)
-    try:
+    with closing(prepare(path, n_slots)) as prepared:
         if gives:
             prepared.offer_features(layers, n_values)
         model = prepared.load(None)
         assert isinstance(model, GgufModel)
         return model
-    finally:
-        prepared.close()
 
 
 def open_paged(path: Path) -> LanguageModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,12 +136,9 @@ def test_a_text_that_trees_guessed_is_the_one_without_a_draft(
 
 
 def test_the_plan_may_choose_a_line_whose_states_take_less(hybrid: Path) -> None:
-    prepared = runtime.prepare(replace(request_for(hybrid), fewer_nodes=(9,)))
-    try:
+    with closing(runtime.prepare(replace(request_for(hybrid), fewer_nodes=(9,)))) as prepared:
         assert (prepared.info.max_nodes, prepared.info.max_branches) == (MAX_NODES, MAX_LINES)
         tree, line = prepared.needs().batches
-    finally:
-        prepared.close()
     assert (tree.max_nodes, line.max_nodes) == (MAX_NODES, 1 + MAX_LINE)
     states = [row.nbytes for row in tree.rows if "lines" in row.what]
     assert sum(states) > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,19 +87,13 @@ def test_the_state_before_each_guess_is_planned_for(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.gguf", Species("qwen35"))
 
     def cache_bytes(n_guesses: int) -> int:
-        prepared = runtime.prepare(request_for(path, n_guesses))
-        try:
+        with closing(runtime.prepare(request_for(path, n_guesses))) as prepared:
             return sum(row.nbytes for row in prepared.needs().fixed if "KV" in row.what)
-        finally:
-            prepared.close()
 
     assert cache_bytes(8) > cache_bytes(1) > cache_bytes(0)
 
 
 def test_a_line_is_as_long_as_can_be_dropped_again(hybrid: Path) -> None:
-    prepared = runtime.prepare(replace(request_for(hybrid), max_nodes=4))
-    try:
+    with closing(runtime.prepare(replace(request_for(hybrid), max_nodes=4))) as prepared:
         info = prepared.info
         assert (info.max_rollback, info.max_nodes, info.max_branches) == (3, 4, 1)
-    finally:
-        prepared.close()

@@ -55,11 +55,8 @@ def request(path: Path, n_slots: int = 1) -> ModelRequest:
 
 
 def open_resident(path: Path, n_slots: int = 1) -> LanguageModel:
-    prepared = runtime.prepare(request(path, n_slots))
-    try:
+    with closing(runtime.prepare(request(path, n_slots))) as prepared:
         return prepared.load(None)
-    finally:
-        prepared.close()
 
 
 def open_paged(path: Path, share: float = 0.5, n_slots: int = 1) -> GgufModel:

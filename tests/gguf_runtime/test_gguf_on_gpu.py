@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -44,10 +45,8 @@ def prepared(n_layers: int) -> PreparedGguf:
 
 
 def resident(found: PreparedGguf) -> LanguageModel:
-    try:
+    with closing(found):
         return found.load(None)
-    finally:
-        found.close()
 
 
 def on_gpu(n_layers: int) -> LanguageModel:

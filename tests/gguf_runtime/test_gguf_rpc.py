@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Thread, Timer
 
@@ -52,10 +52,8 @@ def on_server(server: str, n_layers: int = 0) -> LanguageModel:
     target = prepared(server, n_layers)
     if n_layers:
         return load_paged(target)
-    try:
+    with closing(target):
         return target.load(None)
-    finally:
-        target.close()
 
 
 @pytest.mark.slow
@@ -82,11 +80,8 @@ class TestDraftOnADeviceKeepsTheContract(PortContract):
         request = ModelRequest(PAIR.draft, "draft", 256, 17, 17, 2, options=options)
 
         def load() -> LanguageModel:
-            draft = runtime.prepare(request)
-            try:
+            with closing(runtime.prepare(request)) as draft:
                 return draft.load(None)
-            finally:
-                draft.close()
 
         return load
 

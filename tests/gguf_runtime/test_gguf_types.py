@@ -54,13 +54,10 @@ def assert_pages_like_llama_cpp(path: Path) -> None:
             expected = llama_cpp.decode_all(tokens)
         else:
             expected = np.stack([llama_cpp.decode([token]) for token in tokens])
-    model = open_paged(path)
-    try:
+    with closing(open_paged(path)) as model:
         assert model.paging().streamed_bytes > 0
         assert np.allclose(one_by_one(model, tokens), expected, rtol=0, atol=rounding)
         assert model.paging().bytes_read > 0
-    finally:
-        model.close()
 
 
 @pytest.mark.slow
@@ -119,7 +116,7 @@ def test_a_prompt_beside_trees_is_the_prompt_alone(
     wanted = replace(request(quantised(name, tmp_path), n_slots=2), batch_size=128)
     model = load_paged(runtime.prepare(wanted), 0.5)
     assert isinstance(model, GgufModel)
-    try:
+    with closing(model):
         prefill(model, tokens[:-1])
         alone = evaluate(model, OneTree(tokens[-1]), [ROOT])
         model.truncate(0)
@@ -132,8 +129,6 @@ def test_a_prompt_beside_trees_is_the_prompt_alone(
         rows, _ = model.evaluate([PassPart(0, end, [ROOT], tokens[7:-1]), PassPart(1, tree, nodes)])
         assert len(first[0]) == 0
         assert np.array_equal(rows, alone)
-    finally:
-        model.close()
 
 
 @pytest.mark.costly

@@ -5,6 +5,7 @@ llama.cpp would pack resident K-quants, and multiply one to three rows by anothe
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,11 +58,8 @@ def request_of(path: Path, options: GgufOptions | None = None) -> ModelRequest:
 
 
 def resident(path: Path, options: GgufOptions | None = None) -> LanguageModel:
-    prepared = runtime.prepare(request_of(path, options))
-    try:
+    with closing(runtime.prepare(request_of(path, options))) as prepared:
         return prepared.load(None)
-    finally:
-        prepared.close()
 
 
 def paged(path: Path, share: float = 0.4) -> LanguageModel:
@@ -175,11 +173,8 @@ def test_the_plan_has_a_row_for_packing_only_where_something_is_packed(
 ) -> None:
     def needs(name: str) -> tuple[ModelNeeds, bool]:
         path = quantised(name, tmp_path, source)
-        prepared = runtime.prepare(request_of(path))
-        try:
+        with closing(runtime.prepare(request_of(path))) as prepared:
             return prepared.needs(), bool(packed_matrices(read_header(path)))
-        finally:
-            prepared.close()
 
     for name in ("Q4_0", "Q4_K_M"):
         found, is_packed = needs(name)

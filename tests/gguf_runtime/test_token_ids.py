@@ -33,11 +33,8 @@ def request(path: Path) -> ModelRequest:
 
 
 def test_a_draft_takes_no_memory_for_texts_of_tokens(draft: Path) -> None:
-    prepared = GgufRuntime().prepare(request(draft))
-    try:
+    with closing(GgufRuntime().prepare(request(draft))) as prepared:
         rows = prepared.needs().fixed
-    finally:
-        prepared.close()
     [ids] = [row.nbytes for row in rows if row.what == "token ids"]
     assert 0 < ids <= BYTES_PER_TOKEN * N_VOCAB
 

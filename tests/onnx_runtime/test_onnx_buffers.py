@@ -29,11 +29,8 @@ def decoder(path: Path) -> tuple[onnx.ModelProto, Roles]:
 
 def about_the_cache(path: Path) -> set[str]:
     """Operators that read the past, and those whose results are the new entries."""
-    prepared = runtime.prepare(request(path))
-    try:
+    with closing(runtime.prepare(request(path))) as prepared:
         nodes = prepared._deployed.fitted.model.graph.node
-    finally:
-        prepared.close()
     past, new = past_name(0, "key"), new_name(0, "key")
     return {node.op_type for node in nodes if past in node.input or new in node.output}
 

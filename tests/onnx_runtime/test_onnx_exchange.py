@@ -171,15 +171,12 @@ def test_loading_that_is_cancelled_leaves_no_copy(folders: dict[str, Path]) -> N
 
 
 def open_paged_with(folder: Path, progress: Callable[[str, float], None]) -> None:
-    prepared = runtime.prepare(request(folder))
-    try:
+    with closing(runtime.prepare(request(folder))) as prepared:
         needs = prepared.needs()
         rows, paged = needs.common_rows(), needs.paged_rows()
         least = 2 * max(size.slot_bytes for size in needs.cuts[0])
         taken = sum(row.nbytes for row in (*rows, *loaded_last(paged, rows)))
         prepared.load(plan_memory(taken + least, rows, needs.cuts, None, paged), progress)
-    finally:
-        prepared.close()
 
 
 def test_saved_constants_lie_where_every_version_maps_them(

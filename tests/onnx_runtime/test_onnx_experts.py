@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -56,22 +57,15 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_a_mixture_of_experts_says_that_its_layers_are_paged_whole(mixture: Path) -> None:
-    prepared = runtime.prepare(request(mixture))
-    try:
+    with closing(runtime.prepare(request(mixture))) as prepared:
         assert any("mixture of experts" in note for note in prepared.notes())
-    finally:
-        prepared.close()
 
 
 @pytest.mark.slow
 def test_paged_by_layer_it_computes_what_it_computes_in_memory(mixture: Path) -> None:
     tokens = list(range(40, 48))
-    resident, paged = open_resident(mixture), open_paged(mixture, 0.0)
-    try:
+    with closing(open_resident(mixture)) as resident, closing(open_paged(mixture, 0.0)) as paged:
         # constant weights are multiplied by other kernels than weights that come in as inputs
         expected = one_by_one(resident, tokens)
         assert np.allclose(one_by_one(paged, tokens), expected, rtol=0, atol=1e-4)
         assert paged.paging().bytes_read > 0
-    finally:
-        resident.close()
-        paged.close()

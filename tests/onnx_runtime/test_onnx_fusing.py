@@ -28,11 +28,8 @@ TOKENS = [*range(20, 50)]
 
 def operators(path: Path) -> set[str]:
     """Operators of the graph that edgespec computes."""
-    prepared = runtime.prepare(request(path))
-    try:
+    with closing(runtime.prepare(request(path))) as prepared:
         return {node.op_type for node in prepared._deployed.fitted.model.graph.node}
-    finally:
-        prepared.close()
 
 
 def changed(path: Path, change: Callable[[onnx.GraphProto], None]) -> Path:
@@ -76,11 +73,8 @@ def test_it_computes_what_the_export_computes(
 
 
 def test_no_operator_copies_the_cache(tmp_path: Path) -> None:
-    prepared = runtime.prepare(request(write_llama(tmp_path)))
-    try:
+    with closing(runtime.prepare(request(write_llama(tmp_path)))) as prepared:
         nodes = prepared._deployed.fitted.model.graph.node
-    finally:
-        prepared.close()
     past, new = past_name(1, "value"), new_name(1, "value")
     about = {node.op_type for node in nodes if past in node.input or new in node.output}
     assert about == {"Identity", FUSED_ATTENTION}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -30,20 +31,14 @@ def test_a_resident_load_that_is_cancelled_says_so_and_leaves_no_thread(folder: 
     """onnxruntime ends it with an error of its own kind, which once came through."""
     prepared = runtime.prepare(request(folder))
     threads = names_of_threads()
-    try:
-        with pytest.raises(Cancelled):
-            prepared.load(None, lambda what, share: prepared.cancel())
-    finally:
-        prepared.close()
+    with closing(prepared), pytest.raises(Cancelled):
+        prepared.load(None, lambda what, share: prepared.cancel())
     assert names_of_threads() == threads
 
 
 def test_a_resident_load_is_told_from_nothing_to_all(folder: Path) -> None:
     shares: list[float] = []
-    prepared = runtime.prepare(request(folder))
-    try:
+    with closing(runtime.prepare(request(folder))) as prepared:
         prepared.load(None, lambda what, share: shares.append(share)).close()
-    finally:
-        prepared.close()
     assert (shares[0], shares[-1]) == (0.0, 1.0)
     assert shares == sorted(shares)

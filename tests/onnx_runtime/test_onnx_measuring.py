@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -25,11 +26,8 @@ VOCAB, HIDDEN = 512, 64
 
 
 def needs_of(path: Path) -> ModelNeeds:
-    prepared = runtime.prepare(request(path))
-    try:
+    with closing(runtime.prepare(request(path))) as prepared:
         return prepared.needs()
-    finally:
-        prepared.close()
 
 
 def resident(needs: ModelNeeds) -> dict[str, int]:

@@ -4,6 +4,7 @@ as numbers, by onnx or by onnxruntime's quantisation."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -103,10 +104,8 @@ SAVES: dict[str, Sequence[Save]] = {
 
 
 def logits(model: LanguageModel) -> np.ndarray:
-    try:
+    with closing(model):
         return one_by_one(model, TOKENS)
-    finally:
-        model.close()
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ fed several tokens at once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -46,8 +47,7 @@ class TestSlotsOfAPagedExport(SlotsContract):
 @pytest.mark.slow
 def test_texts_in_one_pass_round_as_each_does_alone() -> None:
     """Rows of several texts are batches of their own; the weights are read once for all."""
-    model = open_paged(TARGET, share=0.0, n_slots=3, **SIZES)
-    try:
+    with closing(open_paged(TARGET, share=0.0, n_slots=3, **SIZES)) as model:
         prompts = [[300 + 17 * n + i for i in range(20 + n)] for n in range(3)]
         trees = [OneTree(prompt[0]) for prompt in prompts]
         for tree in trees:
@@ -64,8 +64,6 @@ def test_texts_in_one_pass_round_as_each_does_alone() -> None:
         together = model.evaluate(parts)
         assert all(map(np.array_equal, together, alone))
         assert 0 < model.last_report.bytes_read <= 1.5 * of_one
-    finally:
-        model.close()
 
 
 class TestResidentExportKeepsTheContract(PortContract):

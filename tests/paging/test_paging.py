@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -106,15 +107,12 @@ def test_every_segment_arrives_whole_in_every_pass(
     segments = [Segment(str(i), [extent]) for i, extent in enumerate(extents)]
     least = max(segment.slot_bytes for segment in segments)
     ring_bytes = least + data.draw(st.integers(0, 3)) * least
-    pager = WeightPager(segments, DirectReader([path]), ring_bytes)
-    try:
+    with closing(WeightPager(segments, DirectReader([path]), ring_bytes)) as pager:
         for _ in range(3):
             for i, (segment, extent) in enumerate(zip(segments, extents, strict=True)):
                 expected = content[extent.offset : extent.offset + extent.nbytes]
                 assert bytes_at(pager.acquire(i), segment, extent) == expected
                 pager.release(i)
-    finally:
-        pager.close()
 
 
 def test_a_pass_reads_each_streamed_byte_once(pagers: Callable[..., WeightPager]) -> None:
@@ -301,11 +299,8 @@ def test_a_file_that_was_cut_short_is_reported_with_both_lengths(tmp_path: Path)
     path = make_file(tmp_path, 3 * BLOCK_BYTES)
     reader = DirectReader([path])
     pager = WeightPager(equal_segments(4, BLOCK_BYTES), reader, 4 * BLOCK_BYTES)
-    try:
-        with refuses(WeightReadError):
-            pager.acquire(3)
-    finally:
-        pager.close()
+    with closing(pager), refuses(WeightReadError):
+        pager.acquire(3)
 
 
 def test_the_last_block_may_reach_past_the_end_of_the_file(tmp_path: Path) -> None:
@@ -358,10 +353,7 @@ def test_a_file_that_was_overwritten_in_place_is_noticed(tmp_path: Path) -> None
 
 
 def read_last_block(reader: DirectReader) -> int:
-    memory = AlignedMemory(BLOCK_BYTES)
-    try:
+    with closing(AlignedMemory(BLOCK_BYTES)) as memory:
         run = Run(0, 3 * BLOCK_BYTES, BLOCK_BYTES, BLOCK_BYTES, 0)
         with memory.view(0, BLOCK_BYTES) as view:
             return reader.read(run, view, lambda: False)
-    finally:
-        memory.close()
