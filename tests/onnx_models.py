@@ -12,6 +12,7 @@ import pytest
 from edgespec.ports import LanguageModel
 from edgespec.registry import ModelRequest
 from edgespec_runtimes.onnx import runtime
+from edgespec_runtimes.onnx.graph.rewriting import new_name, past_name
 from edgespec_runtimes.onnx.model import OnnxModel
 from onnx_files import write_llama
 from paging_contract import load_paged
@@ -37,6 +38,14 @@ def open_paged(path: Path, share: float = 0.5, **options: object) -> OnnxModel:
     model = load_paged(runtime.prepare(request(path, **options)), share)
     assert isinstance(model, OnnxModel)
     return model
+
+
+def about_the_cache(path: Path, layer: int, part: str) -> set[str]:
+    """Operators of a computed graph that read the past, and those whose results are new entries."""
+    with closing(runtime.prepare(request(path))) as prepared:
+        nodes = prepared._deployed.fitted.model.graph.node
+    past, new = past_name(layer, part), new_name(layer, part)
+    return {node.op_type for node in nodes if past in node.input or new in node.output}
 
 
 def made_in(folder: Path, layers: int) -> Callable[..., Path]:

@@ -16,10 +16,9 @@ from onnx import helper, numpy_helper
 
 from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION
-from edgespec_runtimes.onnx.graph.rewriting import new_name, past_name
 from edgespec_runtimes.onnx.model import OnnxModel
 from onnx_files import save, write_llama
-from onnx_models import open_paged, open_resident, request
+from onnx_models import about_the_cache, open_paged, open_resident, request
 from onnx_reference import WholeModel
 from port_calls import logits_of_a_tree
 
@@ -73,10 +72,7 @@ def test_it_computes_what_the_export_computes(
 
 
 def test_no_operator_copies_the_cache(tmp_path: Path) -> None:
-    with closing(runtime.prepare(request(write_llama(tmp_path)))) as prepared:
-        nodes = prepared._deployed.fitted.model.graph.node
-    past, new = past_name(1, "value"), new_name(1, "value")
-    about = {node.op_type for node in nodes if past in node.input or new in node.output}
+    about = about_the_cache(write_llama(tmp_path), 1, "value")
     assert about == {"Identity", FUSED_ATTENTION}
 
 
