@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -172,22 +172,13 @@ def test_a_rule_keeps_the_distribution_that_it_claims(name: str, settings: dict[
 
 @pytest.mark.costly
 @pytest.mark.parametrize(
-    ("name", "term", "broken"),
-    [
-        ("rejection", "leftover", lambda p, q: p),
-        pytest.param("specinfer", "leftover", lambda p, q: p, marks=pytest.mark.slow),
-        pytest.param("sequoia", "leftover", lambda p, q: p, marks=pytest.mark.slow),
-    ],
-    ids=[
-        "rejection: the residual",
-        "specinfer: the residual",
-        "sequoia: the residual",
-    ],
+    "name", [*LINES, *(pytest.param(name, marks=pytest.mark.slow) for name in TREES)]
 )
 def test_a_rule_that_is_wrong_by_one_term_is_found_out(
-    name: str, term: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"edgespec.rules.acceptance_rules.{term}", broken)
+    """The residual: what is drawn where a guess is refused."""
+    monkeypatch.setattr("edgespec.rules.acceptance_rules.leftover", lambda p, q: p)
     assert how_wrong(ACCEPTANCE_RULES[name], N_BROKEN, temperature=1.0) > 6
 
 
