@@ -81,14 +81,11 @@ class FakeBlockHead(FakeModel):
 def run(
     draft: FakeModel | None,
     temperature: float = 0.0,
-    n_tokens: int = 60,
-    target: FakeModel | None = None,
     settings: EngineSettings = EVERY_ROUND,
-    prompts: Sequence[Sequence[int]] = (PROMPT,),
-) -> list[GenerationResult]:
+) -> GenerationResult:
     sampling = SamplingParams(temperature=temperature, seed=4)
-    with Engine(target or FakeModel(TARGET, N_VOCAB), draft, settings) as engine:
-        return [finish(engine.generate(prompt, sampling, n_tokens)) for prompt in prompts]
+    with Engine(FakeModel(TARGET, N_VOCAB), draft, settings) as engine:
+        return finish(engine.generate(PROMPT, sampling, 60))
 
 
 def feed(head: FakeBlockHead, text: Sequence[int]) -> None:
@@ -112,14 +109,14 @@ def fed() -> tuple[FakeBlockHead, BlockSource, Any]:
 @pytest.mark.parametrize("step_aside", [False, True])
 def test_the_text_is_the_target_s_own(temperature: float, lookup: bool, step_aside: bool) -> None:
     settings = EngineSettings(lookup=lookup, step_aside=step_aside)
-    (with_head,) = run(FakeBlockHead(), temperature, settings=settings)
-    (alone,) = run(None, temperature)
+    with_head = run(FakeBlockHead(), temperature, settings=settings)
+    alone = run(None, temperature)
     assert with_head.tokens == alone.tokens
 
 
 def test_a_round_takes_one_pass_of_the_head() -> None:
     head = FakeBlockHead()
-    (result,) = run(head)
+    result = run(head)
     assert result.speculation.accepted > 20
     assert len(head.roots) <= result.speculation.rounds
 

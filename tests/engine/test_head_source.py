@@ -18,7 +18,7 @@ from edgespec.ports import LanguageModel, PassPart, Progress
 from edgespec.rules.sampling import SamplingParams
 from edgespec.values import GenerationResult
 from engine_cases import AskedEngine as Engine
-from engine_cases import assert_nothing_provisional, waits_for_steps_of
+from engine_cases import assert_nothing_provisional, finish, waits_for_steps_of
 from fake_model import FakeModel, blend, fake_features, random_language
 from port_calls import prefill
 
@@ -79,22 +79,11 @@ def run(
     n_tokens: int = 60,
     target: LanguageModel | None = None,
     settings: EngineSettings | None = None,
-    prompts: Sequence[list[int]] = (PROMPT,),
-) -> list[GenerationResult]:
-    engine = Engine(target or FakeModel(TARGET, N_VOCAB), draft, settings or EngineSettings())
-    results = []
-    with engine:
-        for prompt in prompts:
-            generation = engine.generate(
-                prompt, SamplingParams(temperature=temperature, seed=4), n_tokens
-            )
-            while True:
-                try:
-                    next(generation)
-                except StopIteration as end:
-                    results.append(end.value)
-                    break
-    return results
+) -> GenerationResult:
+    sampling = SamplingParams(temperature=temperature, seed=4)
+    target = target or FakeModel(TARGET, N_VOCAB)
+    with Engine(target, draft, settings or EngineSettings()) as engine:
+        return finish(engine.generate(PROMPT, sampling, n_tokens))
 
 
 @pytest.mark.costly
@@ -103,8 +92,8 @@ def run(
 def test_the_text_is_the_target_s_own(temperature: float, lookup: bool) -> None:
     head = FakeHead()
     settings = EngineSettings(lookup=lookup)
-    (with_head,) = run(head, temperature, settings=settings)
-    (alone,) = run(None, temperature)
+    with_head = run(head, temperature, settings=settings)
+    alone = run(None, temperature)
     assert with_head.tokens == alone.tokens
     assert with_head.speculation.accepted > 20
     assert head.n_predicted > 0
@@ -120,8 +109,8 @@ def test_no_limit_of_the_head_changes_a_token(
     max_nodes, max_branches = draft_limits
     head = FakeHead(n_ctx=n_ctx, max_nodes=max_nodes, max_branches=max_branches)
     target = FakeModel(TARGET, N_VOCAB, n_ctx=50, stall_share=0.9)
-    (with_head,) = run(head, temperature, 25, target)
-    (alone,) = run(None, temperature, 25)
+    with_head = run(head, temperature, 25, target)
+    alone = run(None, temperature, 25)
     assert with_head.tokens == alone.tokens
     assert_nothing_provisional(target, head)
 
@@ -131,8 +120,8 @@ def test_a_head_grows_the_tree_beside_the_pass(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(engine_module, "LEAST_BESIDE", 0.0)
     head = FakeHead()
     target = FakeModel(TARGET, N_VOCAB, stall_share=0.9, hook=waits_for_steps_of(head, 3))
-    (with_head,) = run(head, target=target)
-    assert with_head.tokens == run(None)[0].tokens
+    with_head = run(head, target=target)
+    assert with_head.tokens == run(None).tokens
     assert with_head.speculation.provisional_drafted > 0
     assert_nothing_provisional(target, head)
 
@@ -151,7 +140,7 @@ def test_a_head_that_fails_leaves_an_engine_that_works(n_steps: int) -> None:
         assert_nothing_provisional(target, head)
         head.hook = None
         tokens = [event.token for event in engine.generate(PROMPT, SamplingParams(), 60)]
-    assert tuple(tokens) == run(None)[0].tokens
+    assert tuple(tokens) == run(None).tokens
 
 
 @pytest.mark.slow
@@ -172,15 +161,15 @@ def test_a_text_whose_features_nobody_gave_goes_on_without_guesses_of_the_head()
         target.give_features(head.info.feature_layers, head.take_features)
         engine.slots[0].committed += PROMPT[:-1]
         tokens = [event.token for event in engine.generate(PROMPT, SamplingParams(), 20)]
-    assert tuple(tokens) == run(None, n_tokens=20)[0].tokens
+    assert tuple(tokens) == run(None, n_tokens=20).tokens
     assert not head.evaluations
 
 
 def test_a_target_that_gives_no_features_decodes_alone_and_says_why() -> None:
     silent = FakeModel(TARGET, N_VOCAB)
     silent.info = replace(silent.info, gives_features=False)
-    (result,) = run(FakeHead(), target=silent)
-    assert result.tokens == run(None)[0].tokens
+    result = run(FakeHead(), target=silent)
+    assert result.tokens == run(None).tokens
     assert "gives no hidden states" in result.notes[0]
 
 
