@@ -51,7 +51,7 @@ def row(
     return FinishedRun(mode, prompt, repetition, decoded)
 
 
-def report(rows: Sequence[FinishedRun], raw_bytes_per_s: float = 300.0 * MB) -> BenchReport:
+def report(rows: Sequence[FinishedRun]) -> BenchReport:
     modes = list(dict.fromkeys(row.mode for row in rows))
     return BenchReport(
         command="edgespec bench --modes <all>",
@@ -65,9 +65,9 @@ def report(rows: Sequence[FinishedRun], raw_bytes_per_s: float = 300.0 * MB) -> 
         n_baseline_tokens=2,
         n_repetitions=1,
         prompts=list(dict.fromkeys(row.prompt for row in rows)),
-        raw_bytes_per_s=spread([raw_bytes_per_s]),
+        raw_bytes_per_s=spread([300.0 * MB]),
         descriptions={mode: f"what {mode} is" for mode in modes},
-        modes=summarise(rows, modes, raw_bytes_per_s),
+        modes=summarise(rows, modes, 300.0 * MB),
         left_out=[SkippedMode("resident", "it does not fit")],
         failures=[],
         notes=["a note"],

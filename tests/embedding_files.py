@@ -14,11 +14,9 @@ MEAN, CLS, LAST, RANK = 1, 2, 3, 4
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-def write_encoder(
-    path: Path, architecture: str = "bert", pooling: int = MEAN, **changes: Any
-) -> Path:
+def write_encoder(path: Path, pooling: int = MEAN, **changes: Any) -> Path:
     """An encoder with BERT's tokenizer: [CLS] before a text and [SEP] behind it."""
-    model = embedding_model(path, architecture, pooling, **changes)
+    model = embedding_model(path, "bert", pooling, **changes)
     tokens = model.metadata["tokenizer.ggml.tokens"][2]
     letters = string.ascii_lowercase + string.digits + string.punctuation
     known = [*WORDS, *(f"\u2581{letter}" for letter in letters), *letters]
@@ -40,9 +38,9 @@ def write_encoder(
     return model.write(path)
 
 
-def write_decoder(path: Path, pooling: int = LAST, **changes: Any) -> Path:
+def write_decoder(path: Path, **changes: Any) -> Path:
     """A decoder of Qwen3-Embedding's kind, which pools its last token."""
-    return embedding_model(path, "qwen3", pooling, **changes).write(path)
+    return embedding_model(path, "qwen3", LAST, **changes).write(path)
 
 
 def embedding_model(path: Path, architecture: str, pooling: int, **changes: Any) -> Gguf:

@@ -26,7 +26,6 @@ SLICE = 3 * BLOCK_BYTES + 160
 def make_layers(
     n_layers: int,
     n_experts: int,
-    n_used: int = 2,
     sizes: Sequence[int] = (SLICE, SLICE + 64),
     begin: int = 96,
 ) -> list[ExpertLayer]:
@@ -39,7 +38,7 @@ def make_layers(
             extent = Extent(0, offset, n_experts * nbytes)
             matrices.append(ExpertMatrix(extent, n_experts))
             offset += extent.nbytes
-        layers.append(ExpertLayer(f"layer {number}", tuple(matrices), n_used))
+        layers.append(ExpertLayer(f"layer {number}", tuple(matrices), n_used=2))
     return layers
 
 

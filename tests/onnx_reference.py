@@ -18,9 +18,9 @@ import onnxruntime
 class WholeModel:
     """An exported decoder as onnxruntime loads it."""
 
-    def __init__(self, path: Path, n_threads: int = 1) -> None:
+    def __init__(self, path: Path) -> None:
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = n_threads
+        options.intra_op_num_threads = 1
         self._session: Any = onnxruntime.InferenceSession(
             str(path), options, providers=["CPUExecutionProvider"]
         )

@@ -51,16 +51,14 @@ class Reference:
 class LlamaCpp(Closeable):
     """A model as llama.cpp maps it, or in memory and packed for the CPU."""
 
-    def __init__(
-        self, path: Path, n_ctx: int = 512, n_threads: int = 1, packed: bool = False
-    ) -> None:
+    def __init__(self, path: Path, n_ctx: int = 512, packed: bool = False) -> None:
         lib.llama_log_set(_silence, None)
         model_params = lib.llama_model_default_params()
         model_params.load_mode, model_params.use_extra_bufts = int(not packed), packed
         model_params.n_gpu_layers = 0
         self._model = lib.llama_model_load_from_file(str(path).encode(), model_params)
         params = lib.llama_context_default_params()
-        params.n_ctx, params.n_threads, params.n_threads_batch = n_ctx, n_threads, n_threads
+        params.n_ctx, params.n_threads, params.n_threads_batch = n_ctx, 1, 1
         params.flash_attn_type = 1
         self._context = lib.llama_init_from_model(self._model, params)
         self._vocab = lib.llama_model_get_vocab(self._model)

@@ -98,11 +98,9 @@ def cases(
                     yield TableText(machine, draft, temperature, n_prompt, seed, is_first)
 
 
-def repeating_cases(
-    machines: Iterable[str] = REPEATING_TABLE, seeds: Iterable[int] = range(3)
-) -> Iterator[TableText]:
+def repeating_cases() -> Iterator[TableText]:
     """Texts of 96 tokens that repeat themselves from the 20th, 40th or 60th on."""
-    for case in cases(machines, [REPEATING], seeds):
+    for case in cases(REPEATING_TABLE, [REPEATING], range(3)):
         yield replace(case, n_tokens=96)
 
 

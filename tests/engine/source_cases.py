@@ -14,16 +14,14 @@ from edgespec.rules.sampling import Sampler, SamplingParams
 def text_of(
     committed: Sequence[int],
     last_token: int = 0,
-    sampler: Sampler | None = None,
     client: str = "",
     slot: int = 0,
 ) -> Any:
     """A text with these committed tokens and this root."""
-    sampler = sampler or Sampler(SamplingParams())
     return SimpleNamespace(
         slot=SimpleNamespace(number=slot, committed=[*committed]),
         last_token=last_token,
-        sampler=sampler,
+        sampler=Sampler(SamplingParams()),
         terms=SimpleNamespace(client=client),
     )
 

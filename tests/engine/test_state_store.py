@@ -29,14 +29,12 @@ def pair() -> tuple[FakeModel, FakeModel]:
     return FakeModel(LANGUAGE, N_VOCAB), FakeModel(draft, N_VOCAB)
 
 
-def learnt_in(
-    folder: Path, *samplings: SamplingParams, n_tokens: int = 60
-) -> dict[str, dict[str, float]]:
+def learnt_in(folder: Path, *samplings: SamplingParams) -> dict[str, dict[str, float]]:
     target, draft = pair()
     memory = state_file(folder, target.info, draft.info)
     with Engine(target, draft, EngineSettings(step_aside=False), state=memory) as engine:
         for sampling in samplings:
-            finish(engine.generate(PROMPT, sampling, n_tokens))
+            finish(engine.generate(PROMPT, sampling, 60))
     (file,) = folder.iterdir()
     content: dict[str, dict[str, float]] = JsonFile(file.parent, file.stem).read()
     return content

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(
     not windows.is_supported(), reason="memory is given back on Linux only"
 )
 
-N_CTX, N_WINDOW = 4096, 16
+N_CTX = 4096
 SPECIES = ["gemma3", "gemma2", "gemma3n", "gpt-oss", "cohere2"]
 WARM = SamplingParams(temperature=0.9, seed=3)
 Open = Callable[..., GgufModel]

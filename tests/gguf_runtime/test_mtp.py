@@ -217,31 +217,23 @@ def test_a_generation_can_be_closed_and_cancelled_at_any_token(good: Path) -> No
 
 @pytest.mark.costly
 @pytest.mark.parametrize(
-    ("architecture", "changes", "said"),
-    [
-        (PLAIN, {"n_parallel": 2}, "`n_parallel`"),
-        (PLAIN, {"memory_budget": "least"}, "`memory_budget`"),
-    ],
+    ("changes", "said"),
+    [({"n_parallel": 2}, "`n_parallel`"), ({"memory_budget": "least"}, "`memory_budget`")],
     ids=["several texts", "small budget"],
 )
 def test_where_it_cannot_guess_the_target_runs_alone_and_a_note_says_why(
-    architecture: str,
-    changes: dict[str, object],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, object], said: str, plain: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write_guessing(tmp_path / "m.gguf", architecture)
     if "memory_budget" in changes:
-        changes = {"memory_budget": least_budget(path, monkeypatch)}
-    settings = LoadSettings(model=path, memory_budget="8GiB").model_copy(update=changes)
-    plan = edgespec.plan(settings.model_copy(update={"draft": path}))
+        changes = {"memory_budget": least_budget(plain, monkeypatch)}
+    settings = LoadSettings(model=plain, memory_budget="8GiB").model_copy(update=changes)
+    plan = edgespec.plan(settings.model_copy(update={"draft": plain}))
     assert not any(row.owner == "draft" or "features" in row.what for row in plan.rows)
     (note,) = (note for note in plan.notes if "does not guess for" in note)
     assert said in note
 
 
-def test_what_llama_cpp_has_no_graph_for_is_a_note(plain: Path, tmp_path: Path) -> None:
+def test_what_llama_cpp_has_no_graph_for_is_a_note(tmp_path: Path) -> None:
     path = write_guessing(tmp_path / "m.gguf", "step35")
     assert not registry.find(path).guesses_itself(path)
     plan = edgespec.plan(LoadSettings(model=path, memory_budget="8GiB"))

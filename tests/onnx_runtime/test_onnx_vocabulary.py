@@ -17,9 +17,9 @@ from onnx_files import write_tokenizer
 TEXT = "Once there were two wolves\n\tand \u00e9t\u00e9 \U0001f43a."
 
 
-def byte_level(folder: Path, n_tokens: int = 297, n_vocab: int = 297) -> TokenizerVocabulary:
-    write_tokenizer(folder / "tokenizer.json", n_tokens)
-    return read_vocabulary(folder, n_vocab, [{"eos_token_id": 0}])
+def byte_level(folder: Path) -> TokenizerVocabulary:
+    write_tokenizer(folder / "tokenizer.json", 297)
+    return read_vocabulary(folder, 297, [{"eos_token_id": 0}])
 
 
 def sentencepiece(folder: Path) -> TokenizerVocabulary:

@@ -35,8 +35,8 @@ def make_file(folder: Path, nbytes: int) -> Path:
     return path
 
 
-def equal_segments(n: int, nbytes: int, start: int = 0) -> list[Segment]:
-    return [Segment(f"s{i}", [Extent(0, start + i * nbytes, nbytes)]) for i in range(n)]
+def equal_segments(n: int, nbytes: int) -> list[Segment]:
+    return [Segment(f"s{i}", [Extent(0, i * nbytes, nbytes)]) for i in range(n)]
 
 
 def bytes_at(address: int | None, segment: Segment, extent: Extent) -> bytes:
