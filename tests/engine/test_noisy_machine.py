@@ -26,41 +26,30 @@ def test_texts_on_a_slower_or_faster_machine_teach_as_much(machine: str, slower:
     assert other == pytest.approx(alike, rel=0.02)
 
 
+def held_up(machine: str, text: str, drafts: bool) -> float:
+    """Mean speed of texts on a noisy machine that is slow at their beginning."""
+    return harmonic_mean(
+        run(
+            replace(MACHINES[machine], noise=0.3, slow_start=3.0, seed=seed),
+            replace(TEXTS[text], seed=seed),
+            N_TOKENS,
+            drafts=drafts,
+        )[0].tokens_per_s
+        for seed in range(4)
+    )
+
+
 @pytest.mark.costly
 @pytest.mark.parametrize("text", ["medium", "useless"])
 def test_passes_that_others_hold_up_mislead_no_text(text: str) -> None:
     """The first pass was slow: one row seemed to cost as much as eight, 0.73 and 0.82 of none."""
-    drafted, alone = (
-        harmonic_mean(
-            run(
-                replace(MACHINES["resident"], noise=0.3, slow_start=3.0, seed=seed),
-                replace(TEXTS[text], seed=seed),
-                N_TOKENS,
-                drafts=drafts,
-            )[0].tokens_per_s
-            for seed in range(4)
-        )
-        for drafts in (True, False)
-    )
-    assert drafted >= 0.94 * alone
+    assert held_up("resident", text, True) >= 0.94 * held_up("resident", text, False)
 
 
 def test_a_slow_beginning_costs_a_text_little_of_its_gain() -> None:
     """The draft read the prompt while other work went on: the text had nothing left to try it with,
     and reading seemed too dear to try it for nothing. 1.06 of no draft."""
-    drafted, alone = (
-        harmonic_mean(
-            run(
-                replace(MACHINES["80 %"], noise=0.3, slow_start=3.0, seed=seed),
-                replace(TEXTS["good"], seed=seed),
-                N_TOKENS,
-                drafts=drafts,
-            )[0].tokens_per_s
-            for seed in range(4)
-        )
-        for drafts in (True, False)
-    )
-    assert drafted >= 1.5 * alone
+    assert held_up("80 %", "good", True) >= 1.5 * held_up("80 %", "good", False)
 
 
 @pytest.mark.slow
