@@ -94,6 +94,12 @@ def forget(engine: Engine) -> None:
         slot.rewind(0)
 
 
+def in_turn(going: Sequence[Iterator[TokenEvent]]) -> None:
+    """Take one token of each text in turn, to the ends of all: none begins late or stays behind."""
+    while going:
+        going = [events for events in going if next(events, None) is not None]
+
+
 def assert_nothing_provisional(*models: FakeModel) -> None:
     assert [model.n_provisional for model in models] == [0] * len(models)
 

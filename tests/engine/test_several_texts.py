@@ -23,7 +23,7 @@ from edgespec.rules.sampling import SamplingParams
 from edgespec.rules.stop_rules import Nodes, StopRule
 from edgespec.values import PassReport
 from engine_cases import AskedEngine as Engine
-from engine_cases import assert_nothing_provisional
+from engine_cases import assert_nothing_provisional, finish, in_turn
 from fake_model import FakeModel, blend, random_language
 
 N_VOCAB = 24
@@ -48,10 +48,7 @@ def alone(prompt: Sequence[int], sampling: SamplingParams, n_tokens: int) -> tup
 def written(
     engine: Engine, prompt: Sequence[int], sampling: SamplingParams, n_tokens: int
 ) -> tuple[int, ...]:
-    request = engine.admit(TextRequest(tuple(prompt), sampling, n_tokens))
-    for _ in engine.ask(request):
-        pass
-    return request.result().tokens
+    return finish(engine.ask(engine.admit(TextRequest(tuple(prompt), sampling, n_tokens)))).tokens
 
 
 def together(engine: Engine, *texts: Callable[[], Any]) -> list[Any]:
@@ -136,9 +133,7 @@ def test_texts_share_passes() -> None:
     target = new_target()
     with Engine(target) as engine:
         requests = [engine.admit(TextRequest((n, 2, 3), SamplingParams(), 20)) for n in range(3)]
-        going = [engine.ask(request) for request in requests]
-        while going:  # one token of each in turn: no text begins late or stays behind
-            going = [events for events in going if next(events, None) is not None]
+        in_turn([engine.ask(request) for request in requests])
     found = [request.result().tokens for request in requests]
     assert found == [alone([n, 2, 3], SamplingParams(), 20) for n in range(3)]
     assert len(target.evaluations) < 40
@@ -210,8 +205,7 @@ def test_an_error_of_the_target_reaches_every_text_of_the_pass_and_none_after_it
 
         def take(n: int) -> str:
             try:
-                for _ in engine.ask(requests[n]):
-                    pass
+                list(engine.ask(requests[n]))
             except ModelError as error:
                 return str(error)
             return ""
@@ -261,9 +255,7 @@ def test_prompts_that_come_one_by_one_cost_no_pass_of_their_own() -> None:
             engine.admit(TextRequest((n, *range(3, 20)), SamplingParams(), n_tokens))
             for n in range(8)
         ]
-        going = [engine.ask(request) for request in requests]
-        while going:
-            going = [events for events in going if next(events, None) is not None]
+        in_turn([engine.ask(request) for request in requests])
     assert target.n_passes <= n_tokens + 8
     for n, request in enumerate(requests):
         assert request.result().tokens == alone((n, *range(3, 20)), SamplingParams(), n_tokens)

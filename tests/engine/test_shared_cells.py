@@ -3,7 +3,7 @@ written again where they do not suffice, and is the text that it is alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from edgespec.ports import PassPart, Progress
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.sampling import SamplingParams
 from engine_cases import AskedEngine as Engine
-from engine_cases import assert_nothing_provisional
+from engine_cases import assert_nothing_provisional, in_turn
 from fake_model import FakeModel, blend, random_language
 from one_tree import OneTree
 
@@ -79,12 +79,6 @@ class TiledTexts(FakeModel):
     def share(self, source: int, target: int, n_tokens: int) -> None:
         super().share(source, target, n_tokens)
         self.kinds[target] = self.kinds[source][:n_tokens]
-
-
-def in_turn(going: Sequence[Iterator[Any]]) -> None:
-    """Take one token of each in turn, to the ends of all."""
-    while going:
-        going = [events for events in going if next(events, None) is not None]
 
 
 def asked(n: int, n_prompt: int, n_tokens: int | None) -> TextRequest:
