@@ -57,22 +57,15 @@ def test_the_text_is_that_of_a_model_that_reads_all(n_dropped: int) -> None:
         assert again == ask(engine, second)
 
 
-def test_an_answer_is_written_again_without_reading_the_prompt_again() -> None:
+@pytest.mark.parametrize("fails", [False, True], ids=["at once", "after a failed pass"])
+def test_an_answer_is_written_again_without_reading_the_prompt_again(fails: bool) -> None:
     target, prompt = recurrent(), [*question(1), *OPENING]
     with Engine(target, None, EngineSettings()) as engine:
         answer = ask(engine, prompt)
-        target.prefilled.clear()
-        assert ask(engine, prompt) == answer
-    assert target.prefilled == [N_LEFT]
-
-
-def test_a_failed_pass_leaves_the_prompt() -> None:
-    target, prompt = recurrent(), [*question(1), *OPENING]
-    with Engine(target, None, EngineSettings()) as engine:
-        answer = ask(engine, prompt)
-        target.hook = Failing(3, UsageError("failed"))
-        with pytest.raises(UsageError):
-            ask(engine, prompt)
+        if fails:
+            target.hook = Failing(3, UsageError("failed"))
+            with pytest.raises(UsageError):
+                ask(engine, prompt)
         target.prefilled.clear()
         assert ask(engine, prompt) == answer
     assert target.prefilled == [N_LEFT]
