@@ -4,7 +4,7 @@ from the same graph, whatever was read, shortened and kept before."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,20 +17,12 @@ from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.block_head import GgufBlockHead
 from edgespec_runtimes.gguf.llama.bindings import lib, llama_cpp_ext
 from gguf_files import ARRAY, BOOL, I32, U32, Gguf, borrowing, tiny_dflash, tiny_llama
-from head_cases import head_request
+from head_cases import N_VALUES, TEXT, head_request, read, states_of
 from one_tree import ROOT, OneTree
 from port_calls import evaluate, prefill
 from sentences import refuses
 
-TEXT = (5, 9, 2, 130, 11, 7, 77, 201, 33, 8)
-N_VALUES = 64
 ROOT_TOKEN = 40
-
-
-def states_of(tokens: Sequence[int]) -> np.ndarray:
-    """Hidden states of a target that does not exist: [tokens, 3, values]."""
-    table = np.random.default_rng(3).standard_normal((297, 3, N_VALUES)).astype(np.float32)
-    return table[list(tokens)]
 
 
 class OwnDriver:
@@ -124,9 +116,8 @@ KINDS = {
 }
 
 
-def open_head(path: Path, owner: str = "draft", target: Path | None = None) -> GgufBlockHead:
-    request = head_request(path, owner, target)
-    with closing(runtime.prepare(request)) as prepared:
+def open_head(path: Path, target: Path | None = None) -> GgufBlockHead:
+    with closing(runtime.prepare(head_request(path, target=target))) as prepared:
         model = prepared.load(None)
         assert isinstance(model, GgufBlockHead)
         return model
@@ -143,13 +134,6 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnDriver]:
     path = tiny_dflash().write(tmp_path_factory.mktemp("driver") / "head.gguf")
     with closing(OwnDriver(path)) as driver:
         yield driver
-
-
-def read(head: GgufBlockHead, text: Sequence[int], n_layers: int = 3) -> None:
-    """Give the head a text with its features, from the beginning."""
-    head.truncate(0)
-    head.take_features(0, states_of(text)[:, :n_layers])
-    prefill(head, text)
 
 
 def block(head: GgufBlockHead, root_token: int = ROOT_TOKEN) -> np.ndarray:

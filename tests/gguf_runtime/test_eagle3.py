@@ -15,22 +15,13 @@ from edgespec.errors import ModelError, UsageError
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.head import GgufHead
 from gguf_files import ARRAY, I32, U32, Gguf, tiny_eagle3, tiny_llama
-from head_cases import head_request
+from head_cases import TEXT, head_request, read, states_of
 from one_tree import ROOT, OneTree
 from port_calls import evaluate, prefill
 from sentences import hold_sentence, refuses
 
-TEXT = (5, 9, 2, 130, 11, 7, 77, 201, 33, 8)
-N_VALUES = 64
 CLOSE = 0.02
 """The cache is in half precision."""
-
-
-def states_of(tokens: Sequence[int]) -> np.ndarray:
-    """Hidden states of a target that does not exist: [tokens, 3, values]."""
-    random = np.random.default_rng(3)
-    table = random.standard_normal((297, 3, N_VALUES)).astype(np.float32)
-    return table[list(tokens)]
 
 
 class HeadArithmetic:
@@ -119,9 +110,8 @@ KINDS = {
 }
 
 
-def open_head(path: Path, owner: str = "draft", target: Path | None = None) -> GgufHead:
-    request = head_request(path, owner, target, batch_size=8)
-    with closing(runtime.prepare(request)) as prepared:
+def open_head(path: Path) -> GgufHead:
+    with closing(runtime.prepare(head_request(path, batch_size=8))) as prepared:
         model = prepared.load(None)
         assert isinstance(model, GgufHead)
         return model
@@ -147,19 +137,8 @@ def reference() -> HeadArithmetic:
     return HeadArithmetic(tiny_eagle3())
 
 
-def read(head: GgufHead, text: Sequence[int]) -> None:
-    """Give the head a text with its features, from the beginning."""
-    head.truncate(0)
-    head.take_features(0, states_of(text))
-    prefill(head, text)
-
-
 def test_the_line_of_its_guesses_is_the_reference_s(pair: tuple[GgufHead, HeadArithmetic]) -> None:
-    check_line(*pair)
-
-
-def check_line(head: GgufHead, reference: HeadArithmetic, close: float = CLOSE) -> None:
-    """Its guesses in a row are those of the reference."""
+    head, reference = pair
     read(head, TEXT)
     tree, line = OneTree(40), [40]
     for node in range(6):
@@ -167,7 +146,7 @@ def check_line(head: GgufHead, reference: HeadArithmetic, close: float = CLOSE) 
         expected = reference.after(TEXT, line)
         named = np.isfinite(expected)
         assert np.array_equal(np.isfinite(logits), named)
-        assert np.allclose(logits[named], expected[named], atol=close)
+        assert np.allclose(logits[named], expected[named], atol=CLOSE)
         line.append(int(expected.argmax()))
         assert int(logits.argmax()) == line[-1]
         tree.add(node, line[-1], 0.5)
