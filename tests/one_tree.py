@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 
 from edgespec.pool import Pool
@@ -26,3 +27,11 @@ class OneTree(Pool):
         tree.follow(node)
         tree.pack()
         return tree
+
+
+def line(tokens: Sequence[int]) -> tuple[OneTree, list[int]]:
+    """A tree of one branch, and its nodes."""
+    tree, nodes = OneTree(tokens[0]), [ROOT]
+    for token in tokens[1:]:
+        nodes.append(tree.add(nodes[-1], token, 0.9))
+    return tree, nodes

@@ -23,7 +23,7 @@ from edgespec.memory.heap import trim_heap
 from edgespec.memory.process import process_rss_bytes
 from edgespec.ports import LanguageModel
 from edgespec.registry import PreparedModel
-from one_tree import ROOT, OneTree
+from one_tree import line
 from port_calls import evaluate, prefill
 from port_contract import TEXT
 
@@ -60,10 +60,7 @@ def work_hard(model: LanguageModel) -> None:
     n_nodes = model.info.max_nodes
     tokens = (100 * model.vocabulary.encode(100 * TEXT))[: model.info.n_ctx]
     prefill(model, tokens[:-n_nodes])
-    tree, nodes = OneTree(tokens[-n_nodes]), [ROOT]
-    for token in tokens[1 - n_nodes :]:
-        nodes.append(tree.add(nodes[-1], token, 0.9))
-    evaluate(model, tree, nodes)
+    evaluate(model, *line(tokens[-n_nodes:]))
 
 
 def _own_bytes() -> int:

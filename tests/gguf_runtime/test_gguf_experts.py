@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from edgespec.errors import Cancelled, WeightReadError
 from edgespec_runtimes.gguf.model import GgufModel
 from expert_routing import misses, record
 from least_recent import LeastRecent
-from one_tree import ROOT, OneTree
+from one_tree import ROOT, OneTree, line
 from paging_contract import PagingContract, one_by_one
 from port_calls import evaluate, prefill
 from zoo_files import write_model
@@ -97,14 +97,6 @@ def test_a_tree_has_the_logits_of_one_node_a_pass(name: str, share: float, files
         found = evaluate(model, *line(tokens))
         assert model.last_report.passes == 1
         assert np.array_equal(found, expected)
-
-
-def line(tokens: Sequence[int]) -> tuple[OneTree, list[int]]:
-    """A tree of one branch, and its nodes."""
-    tree, nodes = OneTree(tokens[0]), [ROOT]
-    for token in tokens[1:]:
-        nodes.append(tree.add(nodes[-1], token, 0.5))
-    return tree, nodes
 
 
 @pytest.mark.costly

@@ -28,7 +28,7 @@ from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
-from one_tree import ROOT, OneTree
+from one_tree import ROOT, OneTree, line
 from paging_contract import PagingContract, load_paged, one_by_one
 from port_calls import evaluate, prefill
 from port_contract import TEXT, PortContract
@@ -162,11 +162,7 @@ def test_the_largest_tree_by_default_has_the_logits_of_token_by_token(n_nodes: i
     model = prepared.load(None)
     prepared.close()
     tokens = model.vocabulary.encode(20 * TEXT)[:n_nodes]
-    tree = OneTree(tokens[0])
-    nodes = [ROOT]
-    for token in tokens[1:]:
-        nodes.append(tree.add(nodes[-1], token, 0.9))
-    logits = evaluate(model, tree, nodes)
+    logits = evaluate(model, *line(tokens))
     model.truncate(0)
     assert np.array_equal(logits, one_by_one(model, tokens))
     model.close()

@@ -11,7 +11,6 @@ import gguf
 import numpy as np
 import pytest
 from test_gguf_model import open_paged, request
-from test_reference_kernels import line
 
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import PassPart
@@ -24,7 +23,7 @@ from edgespec_runtimes.gguf.weights.packing import (
     multiplied_types,
     packed_matrices,
 )
-from one_tree import ROOT, OneTree
+from one_tree import ROOT, OneTree, line
 from paging_contract import load_paged, one_by_one
 from port_calls import evaluate, prefill
 from reference import LlamaCpp, quantise

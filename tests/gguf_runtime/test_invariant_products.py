@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_gguf_types import quantised
-from test_reference_kernels import line
 
 from edgespec.ports import LanguageModel
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import loading
+from one_tree import line
 from paging_contract import load_paged, one_by_one
 from port_calls import evaluate, prefill
 from port_models import model_request

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_gguf_types import quantised
-from test_reference_kernels import line
 
 from edgespec.errors import FetchError
 from edgespec.memory.needs import ModelNeeds
@@ -24,6 +23,7 @@ from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights.packing import packed_matrices
 from gguf_files import U32, Gguf, tiny_llama
+from one_tree import line
 from paging_contract import load_paged, one_by_one
 from port_calls import evaluate, prefill
 from port_models import model_request

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from test_gguf_model import open_paged, open_resident
 from test_gguf_types import quantised
-from test_reference_kernels import line
 
 from edgespec.ports import LanguageModel
 from edgespec_runtimes.gguf.file.header import read_header
@@ -21,6 +20,7 @@ from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES, Packer
 from edgespec_runtimes.gguf.llama import abi, ggml, loading
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.weights.packing import packed_matrices
+from one_tree import line
 from port_calls import evaluate, prefill
 
 Q4_0 = 2

@@ -3,7 +3,6 @@ also where llama.cpp's attention has other kernels: 64 rows and more, 512 cells 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -20,7 +19,7 @@ from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.kernels.invariant_kernels import MIN_TILED_BATCH
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.options import GgufOptions
-from one_tree import ROOT, OneTree
+from one_tree import ROOT, OneTree, line
 from paging_contract import load_paged, one_by_one
 from port_calls import evaluate, prefill
 from port_contract import TEXT
@@ -38,14 +37,6 @@ def text(model: LanguageModel, n_tokens: int) -> list[int]:
     tokens = model.vocabulary.encode(40 * TEXT)[:n_tokens]
     assert len(tokens) == n_tokens
     return tokens
-
-
-def line(tokens: Sequence[int]) -> tuple[OneTree, list[int]]:
-    tree = OneTree(tokens[0])
-    nodes = [ROOT]
-    for token in tokens[1:]:
-        nodes.append(tree.add(nodes[-1], token, 0.9))
-    return tree, nodes
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.weights import segments
 from gguf_files import tiny_llama
-from one_tree import ROOT, OneTree
+from one_tree import line
 from paging_contract import PagingContract, load_paged, one_by_one
 from port_calls import evaluate, prefill
 from reference import LlamaCpp
@@ -64,11 +64,7 @@ def logits_of(model: GgufModel, n_rows: int) -> np.ndarray:
     """After each of `n_rows` tokens that a pass computes together."""
     model.truncate(0)
     prefill(model, TOKENS)
-    tree = OneTree(7)
-    nodes = [ROOT]
-    for token in range(1, n_rows):
-        nodes.append(tree.add(nodes[-1], 3 * token, 0.9))
-    return evaluate(model, tree, nodes)
+    return evaluate(model, *line([7, *(3 * token for token in range(1, n_rows))]))
 
 
 @pytest.mark.slow
