@@ -85,11 +85,6 @@ def test_only_a_result_that_goes_nowhere_is_an_error(closed: str, code: int):
     assert subprocess.run(command, shell=True, check=False).returncode == code
 
 
-def wait_for_text(process: subprocess.Popen[bytes]) -> bytes:
-    assert process.stdout is not None
-    return process.stdout.read(1)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
@@ -104,7 +99,8 @@ def test_a_signal_ends_a_generation_with_what_there_is(number: signal.Signals):
         # a test run in the background ignores Ctrl-C, and its children would too
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     ) as process:
-        text = wait_for_text(process)
+        assert process.stdout is not None
+        text = process.stdout.read(1)
         process.send_signal(number)
         rest, err = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -200,6 +200,10 @@ def test_weights_that_nobody_swapped_are_read_from_the_mapping(paged: GgufModel)
     assert np.array_equal(one_by_one(paged, tokens), reference_logits(PAIR.target, tokens))
 
 
+def gone(index: int) -> None:
+    raise WeightReadError("the file was cut short")
+
+
 def test_a_pass_that_is_given_up_reads_no_mapping(
     paged: GgufModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,9 +219,6 @@ def test_a_pass_that_is_given_up_reads_no_mapping(
         swaps = [swap for index in weights._parked for swap in weights._swaps[index]]
         pointers.update(weight.pointer.value for weight, _ in swaps)
         end_pass()
-
-    def gone(index: int) -> None:
-        raise WeightReadError("the file was cut short")
 
     monkeypatch.setattr(weights, "end_pass", watched)
     monkeypatch.setattr(weights.pager, "acquire", gone)
@@ -235,10 +236,6 @@ def test_after_a_pass_that_was_given_up_weights_point_to_the_file_again(
     assert weights.pager is not None
     swaps = [weight for swaps in weights._swaps for weight, _ in swaps]
     before = [weight.pointer.value for weight in swaps]
-
-    def gone(index: int) -> None:
-        raise WeightReadError("the file was cut short")
-
     with monkeypatch.context() as patch:
         patch.setattr(weights.pager, "acquire", gone)
         with pytest.raises(WeightReadError):
@@ -249,12 +246,9 @@ def test_after_a_pass_that_was_given_up_weights_point_to_the_file_again(
     assert np.array_equal(one_by_one(paged, tokens), reference_logits(PAIR.target, tokens))
 
 
-def choosing() -> ModelRequest:
-    return dataclasses.replace(request(PAIR.target), max_nodes=33, fewer_nodes=(17, 9))
-
-
 def test_fewer_nodes_take_less_and_are_loaded_when_they_are_planned() -> None:
-    with closing(runtime.prepare(choosing())) as prepared:
+    choosing = dataclasses.replace(request(PAIR.target), max_nodes=33, fewer_nodes=(17, 9))
+    with closing(runtime.prepare(choosing)) as prepared:
         needs = prepared.needs()
         assert [batch.max_nodes for batch in needs.batches] == [33, 17, 9]
         taken = [batch.nbytes for batch in needs.batches]

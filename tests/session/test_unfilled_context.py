@@ -246,18 +246,14 @@ def test_a_pass_is_stopped_while_weights_are_read_into_the_contexts_memory(
         assert session.budget.pinned_bytes > planned
 
 
-def lent_caches(model: Path) -> list[bool]:
-    """For each row of keys and values, whether the plan lends it."""
-    plan = edgespec.plan(edgespec.LoadSettings(model=model, memory_budget="1GiB"))
-    return [row.is_lent for row in plan.rows if row.what.startswith("KV cache")]
-
-
 @pytest.mark.parametrize(("architecture", "is_lent"), [("dbrx", True), ("grok", False)])
 def test_a_plan_knows_that_grok_is_computed_without(
     architecture: str, is_lent: bool, tmp_path: Path
 ) -> None:
     model = write_model(tmp_path / "m.gguf", Species(architecture, True))
-    assert lent_caches(model) == [is_lent]
+    plan = edgespec.plan(edgespec.LoadSettings(model=model, memory_budget="1GiB"))
+    are_lent = [row.is_lent for row in plan.rows if row.what.startswith("KV cache")]
+    assert are_lent == [is_lent]
 
 
 def test_a_shorter_context_is_taken_where_the_default_does_not_fit(tmp_path: Path) -> None:
