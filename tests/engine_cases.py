@@ -54,9 +54,7 @@ def finish(events: Iterator[TokenEvent]) -> GenerationResult:
     return follow(events)[1]
 
 
-def follow(
-    events: Iterator[TokenEvent],
-) -> tuple[list[TokenEvent], GenerationResult]:
+def follow(events: Iterator[TokenEvent]) -> tuple[list[TokenEvent], GenerationResult]:
     seen = []
     while True:
         try:
@@ -123,8 +121,6 @@ def waits_for_steps_of(draft: FakeModel, n: int) -> Callable[[FakeModel], None]:
         if not target.prefilled:
             return
         before, idle = len(draft.evaluations), itertools.count()
-        target.wait_until(
-            lambda: len(draft.evaluations) >= before + n or next(idle) > 400,
-        )
+        target.wait_until(lambda: len(draft.evaluations) >= before + n or next(idle) > 400)
 
     return hook

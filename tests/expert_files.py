@@ -24,10 +24,7 @@ SLICE = 3 * BLOCK_BYTES + 160
 
 
 def make_layers(
-    n_layers: int,
-    n_experts: int,
-    sizes: Sequence[int] = (SLICE, SLICE + 64),
-    begin: int = 96,
+    n_layers: int, n_experts: int, sizes: Sequence[int] = (SLICE, SLICE + 64), begin: int = 96
 ) -> list[ExpertLayer]:
     """Matrices with slices of these sizes in each layer, packed behind one another from byte
     `begin` on."""

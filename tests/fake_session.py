@@ -80,13 +80,7 @@ class FakeSession:
         self.cancelled.set()
 
     def stream(
-        self,
-        prompt,
-        sampling=None,
-        max_tokens=None,
-        stop=(),
-        progress=None,
-        grammar=None,
+        self, prompt, sampling=None, max_tokens=None, stop=(), progress=None, grammar=None
     ) -> FakeGeneration:
         self.prompt, self.sampling, self.max_tokens, self.stop = prompt, sampling, max_tokens, stop
         return FakeGeneration(self._words())

@@ -188,9 +188,7 @@ class _Llama:
         angles = self.add("Concat", angles, angles, axis=-1)
         self.cos, self.sin = (
             self.add(
-                "Cast",
-                self.add("Unsqueeze", self.add(op, angles), self.axes(1)),
-                to=self.kind,
+                "Cast", self.add("Unsqueeze", self.add(op, angles), self.axes(1)), to=self.kind
             )
             for op in ("Cos", "Sin")
         )

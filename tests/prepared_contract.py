@@ -123,9 +123,7 @@ class PreparedContract:
 
     @pytest.mark.slow
     def test_a_resident_model_takes_no_more_than_its_rows(
-        self,
-        request: pytest.FixtureRequest,
-        prepare: Callable[[], PreparedModel],
+        self, request: pytest.FixtureRequest, prepare: Callable[[], PreparedModel]
     ) -> None:
         if passed_in_a_new_process(request):
             return
@@ -148,9 +146,7 @@ class PagedPreparedContract(PreparedContract):
 
     @pytest.mark.slow
     def test_a_paged_model_takes_no_more_than_its_rows(
-        self,
-        request: pytest.FixtureRequest,
-        prepare: Callable[[], PreparedModel],
+        self, request: pytest.FixtureRequest, prepare: Callable[[], PreparedModel]
     ) -> None:
         if passed_in_a_new_process(request):
             return

@@ -176,10 +176,7 @@ class SlotsContract(PortContract):
             prefill(model, tokens[:4], slot=n)
         tree = OneTree(texts[1][4])
         orphan = tree.add(ROOT, texts[1][5], 0.5)
-        parts = [
-            PassPart(0, OneTree(texts[0][4]), [ROOT]),
-            PassPart(1, tree, [orphan]),
-        ]
+        parts = [PassPart(0, OneTree(texts[0][4]), [ROOT]), PassPart(1, tree, [orphan])]
         with pytest.raises((UsageError, AssertionError)):
             model.evaluate(parts)
         assert [model.committed_of(slot) for slot in range(3)] == [4, 4, 4]

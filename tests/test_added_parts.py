@@ -26,9 +26,7 @@ def repeats(info: ModelInfo, vocabulary: Vocabulary) -> Repeats:
     return Repeats(vocabulary.eog_tokens)
 
 
-ADDED = {
-    "edgespec.drafters": EntryPoint("repeats", f"{__name__}:repeats", "edgespec.drafters"),
-}
+ADDED = {"edgespec.drafters": EntryPoint("repeats", f"{__name__}:repeats", "edgespec.drafters")}
 
 
 @pytest.fixture

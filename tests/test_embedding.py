@@ -94,9 +94,7 @@ def test_the_client_prints_what_the_server_streams():
 
 
 @pytest.mark.slow
-def test_the_web_application_streams_and_tells_its_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_web_application_streams_and_tells_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     from fastapi.testclient import TestClient  # most of a second, in every process that collects
 
     pair = embedded_pair()

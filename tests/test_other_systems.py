@@ -90,10 +90,7 @@ OTHERS = (
 GENERATE = ("generate", "-m", "target", "-md", "draft", "-p", "class", "-n", "4", "-t", "1")
 SYSTEMS = pytest.mark.parametrize(
     ("system", "modules", "names"),
-    [
-        ("darwin", (), [LINUX_NAMES]),
-        ("win32", POSIX_MODULES, [LINUX_NAMES, POSIX_NAMES]),
-    ],
+    [("darwin", (), [LINUX_NAMES]), ("win32", POSIX_MODULES, [LINUX_NAMES, POSIX_NAMES])],
     ids=["macOS", "Windows"],
 )
 

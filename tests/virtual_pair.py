@@ -46,10 +46,7 @@ class VirtualTarget(FakeModel):
         self.timing_s = 0.0
         """Seconds of passes that were made to time them."""
         self.info = replace(
-            self.info,
-            size_bytes=1 << 30,
-            used_share=clock.machine.used_share,
-            n_threads=2,
+            self.info, size_bytes=1 << 30, used_share=clock.machine.used_share, n_threads=2
         )
 
     def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:

@@ -315,10 +315,7 @@ def _own(name: str, size: _Sizes) -> Hyperparameters:
                 0 if layer % 4 < 2 else size.n_ff for layer in range(size.n_layer)
             ],
         },
-        "minimax-m3": {
-            "rope.dimension_count": 64,
-            "attention.indexer.head_count": size.n_kv_head,
-        },
+        "minimax-m3": {"rope.dimension_count": 64, "attention.indexer.head_count": size.n_kv_head},
         "hrm_text": {"hrm.layers_per_stack": 4, "hrm.h_cycles": 2, "hrm.l_cycles": 2},
         "plamo2": {"ssm.group_count": 0},
         "rwkv6qwen2": {"token_shift_count": 1},
@@ -339,10 +336,7 @@ def _own(name: str, size: _Sizes) -> Hyperparameters:
             "attention.value_length_swa": size.head,
         },
         "eagle3": {"target_layers": [1, 2, 3], "target_hidden_size": size.n_embd},
-        "dflash": {
-            "target_layers": [1, 2, 3],
-            "attention.sliding_window_pattern": alternating,
-        },
+        "dflash": {"target_layers": [1, 2, 3], "attention.sliding_window_pattern": alternating},
     }
     own["nemotron_h_moe"] = own["nemotron_h"]
     values = dict(own.get(name, {}))

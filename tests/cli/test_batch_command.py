@@ -120,11 +120,7 @@ def test_lines_with_errors_decide_the_exit_code_in_later_runs_too(
     ],
 )
 def test_mistakes_are_refused_before_anything_is_loaded(
-    command: list[str],
-    loads: list[Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys,
+    command: list[str], loads: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("in").write_text(request("a"))

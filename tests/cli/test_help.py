@@ -11,10 +11,7 @@ import pytest
 from edgespec.cli.flags import parser
 from edgespec.cli.flags.parser import parse
 from edgespec.settings.base import key_of
-from edgespec.settings.config import (
-    GenerateSettings,
-    ServerSettings,
-)
+from edgespec.settings.config import GenerateSettings, ServerSettings
 
 
 def flags() -> Iterator[tuple[str, argparse.Action]]:

@@ -18,10 +18,7 @@ from edgespec.concurrency.spinning import SHORT
             {"GOMP_SPINCOUNT": "5", "OPENBLAS_NUM_THREADS": "2"},
             {"GOMP_SPINCOUNT": "5", "OPENBLAS_NUM_THREADS": "2"},
         ),
-        (
-            {"OMP_WAIT_POLICY": "active"},
-            {"OMP_WAIT_POLICY": "active", "OPENBLAS_NUM_THREADS": "1"},
-        ),
+        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active", "OPENBLAS_NUM_THREADS": "1"}),
     ],
 )
 def test_idle_threads_sleep_soon_unless_the_user_chose_otherwise(

@@ -35,10 +35,7 @@ NOT_FOR_A_TEXT = (
     *("batch", "bench", "completions", "diagnosis", "hub", "jobs", "server"),
     *(f"cli.commands.{name.replace('-', '_')}" for name in COMMANDS if name != "generate"),
     *("engine.sources.head_source",),
-    *(
-        "paging.expert_cache",
-        "tracing.trace_file",
-    ),
+    *("paging.expert_cache", "tracing.trace_file"),
 )
 """Parts of `edgespec` that a plain text has no use for: each would count in every budget."""
 NOT_FOR_A_GGUF_TEXT = ("baselines", "head", "lending", "prepared_head", "remote")

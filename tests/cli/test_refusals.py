@@ -92,10 +92,7 @@ LONG, HUGE = "a" * 300, "9" * 400
         ("models", "command"),
         ("genrate", "genrate"),
         ("generate --modle x -p hi", "--model"),
-        (
-            "generate hi",
-            "hi",
-        ),
+        ("generate hi", "hi"),
         ("generate -p", "expected one argument"),
         ("generate -p hi --stop ---", "--stop"),
         ("generate -p hi --temp -1e99", "--temp"),

@@ -11,12 +11,7 @@ from edgespec.pool import Pool
 from edgespec.rules.sampling import Sampler, SamplingParams
 
 
-def text_of(
-    committed: Sequence[int],
-    last_token: int = 0,
-    client: str = "",
-    slot: int = 0,
-) -> Any:
+def text_of(committed: Sequence[int], last_token: int = 0, client: str = "", slot: int = 0) -> Any:
     """A text with these committed tokens and this root."""
     return SimpleNamespace(
         slot=SimpleNamespace(number=slot, committed=[*committed]),

@@ -73,9 +73,7 @@ def test_without_agreement_the_target_gives_one_token(tree: OneTree) -> None:
     assert outcome(walked(tree, [0, 1, 2, 3], favouring(4, 2, 5, 6))) == ([0], [4])
 
 
-def test_guesses_that_stand_are_the_drafts_and_the_last_token_is_the_targets(
-    tree: OneTree,
-) -> None:
+def test_guesses_that_stand_are_the_drafts_and_the_last_token_is_the_targets(tree: OneTree) -> None:
     _, events = walked(tree, [0, 1, 2, 3], favouring(1, 2, 5, 6))
     assert [(event.text, event.origin) for event in events] == [
         ("b", "draft"),

@@ -79,9 +79,7 @@ class FakeBlockHead(FakeModel):
 
 
 def run(
-    draft: FakeModel | None,
-    temperature: float = 0.0,
-    settings: EngineSettings = EVERY_ROUND,
+    draft: FakeModel | None, temperature: float = 0.0, settings: EngineSettings = EVERY_ROUND
 ) -> GenerationResult:
     sampling = SamplingParams(temperature=temperature, seed=4)
     with Engine(FakeModel(TARGET, N_VOCAB), draft, settings) as engine:

@@ -16,13 +16,7 @@ import numpy as np
 import pytest
 
 from edgespec.engine.settings import EngineSettings
-from edgespec.rules.acceptance_rules import (
-    ACCEPTANCE_RULES,
-    AcceptanceRule,
-    Draws,
-    Growth,
-    drawn,
-)
+from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES, AcceptanceRule, Draws, Growth, drawn
 from edgespec.rules.filters import Logits
 from edgespec.rules.sampling import Sampler, SamplingParams, distribution
 from engine_cases import AskedEngine as Engine

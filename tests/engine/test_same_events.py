@@ -22,14 +22,7 @@ from edgespec.rules.pacer import PACERS
 from edgespec.rules.sampling import SamplingParams
 from edgespec.rules.stop_rules import STOP_RULES
 from edgespec.values import TokenEvent, TokenLogprobs
-from engine_cases import (
-    GREEDY,
-    N_VOCAB,
-    PROMPT,
-    WARM,
-    assert_nothing_provisional,
-    counting,
-)
+from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, assert_nothing_provisional, counting
 from engine_cases import AskedEngine as Engine
 from fake_model import FakeModel, Language, blend, random_language
 
@@ -164,8 +157,7 @@ def test_a_draft_changes_neither_the_events_nor_the_end_nor_what_is_held(
     if damage is not None:
         by_place, which = damage
         language = nan_where(
-            language,
-            lambda c: len(c) == len(PROMPT) + which if by_place else c[-1] == which,
+            language, lambda c: len(c) == len(PROMPT) + which if by_place else c[-1] == which
         )
 
     def seen(draft: FakeModel | None) -> list[Observed]:

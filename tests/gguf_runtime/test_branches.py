@@ -78,12 +78,7 @@ class Harness:
     """Decodes what `Branches` places and checks every node's view."""
 
     def __init__(
-        self,
-        n_sequences: int,
-        prefix: int,
-        n_slots: int = 1,
-        n_cells: int = 1 << 20,
-        tile: int = 1,
+        self, n_sequences: int, prefix: int, n_slots: int = 1, n_cells: int = 1 << 20, tile: int = 1
     ) -> None:
         self.cells = FakeCells()
         self.texts = Texts(n_slots, n_sequences - 1, n_cells, self.cells, tile=tile)

@@ -11,12 +11,7 @@ import pytest
 
 import edgespec
 from edgespec import registry
-from edgespec.errors import (
-    BudgetError,
-    ContextOverflow,
-    ModelError,
-    UsageError,
-)
+from edgespec.errors import BudgetError, ContextOverflow, ModelError, UsageError
 from edgespec.session.embedder import Embedder, load_embedder, plan_embedder
 from edgespec.settings.config import LoadSettings
 from embedding_files import CLS, LAST, MEAN, RANK, embedding_model, write_decoder, write_encoder

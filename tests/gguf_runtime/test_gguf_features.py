@@ -16,12 +16,7 @@ from edgespec_runtimes.gguf.file.architectures import Trait, names_with
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.prepared import PreparedGguf
-from features_contract import (
-    TOKENS,
-    FeaturesContract,
-    Received,
-    logits_of_a_tree,
-)
+from features_contract import TOKENS, FeaturesContract, Received, logits_of_a_tree
 from gguf_files import STRING, Tensor, tiny_llama
 from head_cases import head_request
 from paging_contract import load_paged

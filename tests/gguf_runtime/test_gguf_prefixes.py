@@ -83,11 +83,7 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "is_paged", "n_slots"), CASES)
 def test_stored_prefixes_change_no_text(
-    kind: str,
-    is_paged: bool,
-    n_slots: int,
-    tmp_path: Path,
-    k_quants: Path,
+    kind: str, is_paged: bool, n_slots: int, tmp_path: Path, k_quants: Path
 ) -> None:
     path = k_quants if kind == "Q4_K_M" else embedded_pair().target
     with closing(opened(path, is_paged, n_slots)) as target:

@@ -213,10 +213,7 @@ def stranger(said: bytes) -> Iterator[str]:
 
 @needs_rpc
 def test_what_answers_otherwise_is_an_error():
-    with (
-        stranger(b"HTTP/1.1 400 Bad Request\r\n\r\n") as address,
-        refuses(ModelError),
-    ):
+    with stranger(b"HTTP/1.1 400 Bad Request\r\n\r\n") as address, refuses(ModelError):
         prepared(address).needs()
 
 
@@ -224,10 +221,7 @@ def test_what_answers_otherwise_is_an_error():
 @needs_rpc
 def test_a_server_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rpc, "ANSWER_S", 0.5)
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        refuses(ModelError),
-    ):
+    with socket.create_server(("127.0.0.1", 0)) as listener, refuses(ModelError):
         prepared(f"127.0.0.1:{listener.getsockname()[1]}").needs()
 
 

@@ -19,10 +19,7 @@ from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.kernels.invariant_kernels import HALF
 from edgespec_runtimes.gguf.llama import ggml
 from edgespec_runtimes.gguf.model import GgufModel
-from edgespec_runtimes.gguf.weights.packing import (
-    multiplied_types,
-    packed_matrices,
-)
+from edgespec_runtimes.gguf.weights.packing import multiplied_types, packed_matrices
 from one_tree import ROOT, OneTree, line
 from paging_contract import load_paged, one_by_one
 from port_calls import evaluate, prefill

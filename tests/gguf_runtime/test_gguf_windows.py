@@ -138,8 +138,7 @@ def ask(engine: Engine, prompt: Sequence[int], n_tokens: int = 80) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("drafted", "paged"),
-    [("alone", True), ("lookups", False), ("draft", False), ("draft", True)],
+    ("drafted", "paged"), [("alone", True), ("lookups", False), ("draft", False), ("draft", True)]
 )
 def test_texts_are_those_of_the_whole_cache(drafted: str, paged: bool, open_model: Open) -> None:
     """Prompts and answers of many windows; guesses in trees, by a draft with windows of its own."""

@@ -126,10 +126,7 @@ def test_a_damaged_byte_is_told_before_any_token(
         file.seek(entry.offset + entry.nbytes // 2)
         file.write(bytes([byte]))
     said: list[int] = []
-    with (
-        refuses(WeightReadError),
-        session.load(settings(target, out, 0), RULES) as loaded,
-    ):
+    with refuses(WeightReadError), session.load(settings(target, out, 0), RULES) as loaded:
         said.extend(event.token for event in loaded.stream(PROMPT, max_tokens=8))
     assert said == []
 

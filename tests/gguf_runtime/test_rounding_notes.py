@@ -50,11 +50,7 @@ def test_stacks_of_matrices_that_are_not_quantised_are_told(tmp_path: Path) -> N
     model.tensors.append(stack)
     header = read_header(model.write(tmp_path / "m.gguf"))
     (note,) = rounding_notes(
-        header,
-        "it",
-        products_are_invariant=True,
-        is_packed=False,
-        tiles_are_avoidable=True,
+        header, "it", products_are_invariant=True, is_packed=False, tiles_are_avoidable=True
     )
     assert "attn_k_b.weight is the first" in note
 

@@ -87,10 +87,7 @@ def test_a_table_that_was_cut_short_is_named(tmp_path: Path, path: Path) -> None
     table = entry(path)
     short = tmp_path / "short.gguf"
     short.write_bytes(path.read_bytes()[: table.offset + 100])
-    with (
-        refuses(WeightReadError),
-        closing(RowTable(table, short, n_rows_at_once=4)) as rows,
-    ):
+    with refuses(WeightReadError), closing(RowTable(table, short, n_rows_at_once=4)) as rows:
         rows.fetch([7])
 
 

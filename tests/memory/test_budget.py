@@ -93,10 +93,7 @@ def test_what_cannot_be_paged_is_refused_with_what_its_weights_take() -> None:
 
 def test_what_only_loading_takes_counts_as_far_as_nothing_later_takes_as_much() -> None:
     weights, loading = MemoryRow("draft", "weights", 50), MemoryRow("draft", LOADING, 30)
-    assert beside_later([weights, loading], 10) == [
-        weights,
-        MemoryRow("draft", LOADING, 20),
-    ]
+    assert beside_later([weights, loading], 10) == [weights, MemoryRow("draft", LOADING, 20)]
     assert beside_later([weights, loading], 30) == [weights]
 
 

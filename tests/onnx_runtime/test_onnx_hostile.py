@@ -302,13 +302,7 @@ def without_target_type(model: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize(
-    "edit",
-    [
-        without_input,
-        without_value,
-        without_output,
-        without_target_type,
-    ],
+    "edit", [without_input, without_value, without_output, without_target_type]
 )
 def test_a_node_that_lacks_a_part_is_damage(folder: Path, edit: Change) -> None:
     change(folder, edit)

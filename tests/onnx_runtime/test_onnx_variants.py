@@ -138,9 +138,7 @@ def changed(path: Path, folder: Path, edit: Change) -> Path:
 
 @pytest.mark.costly
 @pytest.mark.parametrize(
-    "edit",
-    [ids_reshaped, branch_chosen, merged, logits_chosen],
-    ids=lambda edit: edit.__name__,
+    "edit", [ids_reshaped, branch_chosen, merged, logits_chosen], ids=lambda edit: edit.__name__
 )
 @pytest.mark.parametrize("opened", [open_resident, open_paged], ids=["resident", "paged"])
 def test_a_variant_computes_what_the_usual_export_does(

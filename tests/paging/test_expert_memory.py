@@ -14,15 +14,7 @@ from hypothesis import strategies as st
 from edgespec.paging.expert_cache import ExpertCache
 from edgespec.paging.expert_layers import ExpertMatrix
 from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Extent
-from expert_files import (
-    choice,
-    make_file,
-    make_layers,
-    resident_bytes,
-    room_of,
-    slices,
-    slices_in,
-)
+from expert_files import choice, make_file, make_layers, resident_bytes, room_of, slices, slices_in
 
 N_EXPERTS = 8
 
@@ -44,9 +36,7 @@ def test_every_slice_has_blocks_of_its_own_where_direct_reads_can_put_it(
 
 
 @pytest.mark.costly
-def test_memory_stays_within_the_capacity_whatever_the_sizes_of_slices(
-    tmp_path: Path,
-) -> None:
+def test_memory_stays_within_the_capacity_whatever_the_sizes_of_slices(tmp_path: Path) -> None:
     small, large = make_layers(2, N_EXPERTS), make_layers(4, N_EXPERTS, sizes=[7 * BLOCK_BYTES] * 2)
     layers = [*small, *large[2:]]
     path = make_file(tmp_path, layers)

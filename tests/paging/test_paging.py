@@ -273,9 +273,7 @@ def test_what_makes_room_is_read_over_before_anybody_asks(
     wait_until_read(reader, [0, BLOCK_BYTES, 2 * BLOCK_BYTES])
 
 
-def test_waiting_for_slow_storage_is_counted_as_stall(
-    pagers: Callable[..., WeightPager],
-) -> None:
+def test_waiting_for_slow_storage_is_counted_as_stall(pagers: Callable[..., WeightPager]) -> None:
     pager = pagers(equal_segments(2, BLOCK_BYTES), SlowReader(0.05), BLOCK_BYTES)
     for i in (0, 1):
         pager.acquire(i)

@@ -20,13 +20,7 @@ WARM = SamplingParams(temperature=0.8, seed=5)
 def written(
     model: Path, draft: Path | None, n_tokens: int, sampling: SamplingParams
 ) -> GenerationResult:
-    settings = LoadSettings(
-        model=model,
-        draft=draft,
-        ctx_size=256,
-        memory_budget="8GiB",
-        threads=1,
-    )
+    settings = LoadSettings(model=model, draft=draft, ctx_size=256, memory_budget="8GiB", threads=1)
     with session.load(settings, EngineSettings(**ALWAYS)) as loaded:
         assert loaded.draft is None or loaded.draft.n_ctx == 64
         return loaded.generate("def mean(values):\n", sampling, n_tokens)
@@ -39,12 +33,7 @@ def pair(kind: str) -> tuple[Path, Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "sampling"),
-    [
-        ("gguf", WARM),
-        ("gguf", SamplingParams()),
-        ("onnx", WARM),
-    ],
+    ("kind", "sampling"), [("gguf", WARM), ("gguf", SamplingParams()), ("onnx", WARM)]
 )
 def test_a_draft_that_forgets_changes_no_token_past_its_context(
     kind: str, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
