@@ -222,7 +222,7 @@ MOST_LINES = {
     "diagnosis": 481,
     "engine": 3989,
     "enlarge": 1135,
-    "gguf": 11539,
+    "gguf": 11543,
     "grammar": 835,
     "hub": 449,
     "jobs": 408,

@@ -160,7 +160,7 @@ class Engine(Scheduler):
         parts = reads + self._trees(growing, max_nodes)
         if not parts:
             return
-        n_rows = sum(part.n_rows for part in parts)
+        n_rows = sum(len(part.nodes) + len(part.reads) for part in parts)
         verify_s = self.clock()
         if growing and not self.drawing and self.ledger.hides(n_rows):
             evaluate = partial(self.target.evaluate, parts)

@@ -36,7 +36,7 @@ from edgespec_runtimes.gguf.kernels.batch_invariance import (
     is_invariant_from_two_rows,
 )
 from edgespec_runtimes.gguf.llama import abi, ggml
-from edgespec_runtimes.gguf.llama.imports import import_entries, put_in, replaced_import
+from edgespec_runtimes.gguf.llama.imports import import_entries, replaced_import
 
 TILE_ROWS = 64
 """Number of rows from which on attention is computed in tiles."""
@@ -105,7 +105,8 @@ class InvariantKernels:
         if self._hook is not None:
             with _changing:
                 self._hook.users[threading.get_ident()] = self
-                put_in(self._hook.entries, self._hook.product)
+                for entry in self._hook.entries:
+                    entry.value = self._hook.address
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -177,6 +178,7 @@ class _ProductHook(NamedTuple):
     """The function that llama.cpp calls in place of `ggml_mul_mat`, once in a process."""
 
     product: object
+    address: int
     entries: Sequence[ctypes.c_uint64]
     before: Sequence[int]
     """Values of the entries without it."""
@@ -230,9 +232,11 @@ def _hook() -> _ProductHook:
         products = multiply(context, weights, doubled)
         return view(context, products, n_out, n_rows, 1, 4 * n_out, 4 * n_out * n_rows, 0)
 
+    replacement = _Product(product)
+    address = ctypes.cast(replacement, ctypes.c_void_p).value or 0
     entries = import_entries(abi.library_path(), ("ggml_mul_mat",))
     before = [entry.value for entry in entries]
-    return _ProductHook(_Product(product), entries, before, users)
+    return _ProductHook(replacement, address, entries, before, users)
 
 
 def _is_matrix(weights: int) -> bool:
