@@ -234,7 +234,14 @@ def _planned(settings: CommandSettings, embeds: bool) -> MemoryPlan:
 
     n_texts = 1 if settings.load.n_parallel == "auto" else settings.load.n_parallel
     ample = settings.load.model_copy(update={"memory_budget": _PLENTY, "n_parallel": n_texts})
-    return embedder.plan_embedder(ample) if embeds else session.plan(ample, settings.engine)
+    if embeds:
+        return embedder.plan_embedder(ample)
+    plan = session.plan(ample, settings.engine)
+    if ample.ctx_size or plan.ctx_size <= DEFAULT_CTX_SIZE:
+        return plan
+    # a longer context is for memory that is left
+    usual = ample.model_copy(update={"ctx_size": DEFAULT_CTX_SIZE})
+    return session.plan(usual, settings.engine)
 
 
 _PLENTY = 1 << 44

@@ -280,8 +280,10 @@ def divided(plan: MemoryPlan, budget_bytes: int) -> MemoryPlan:
     segments, experts, fixed = plan.segments, plan.experts, fixed_rows(plan)
     room, expert_bytes = budget_bytes - _total(fixed), 0
     if experts is not None:
-        dense_bytes = _slot_bytes(segments)
-        expert_bytes = room_for_experts(experts, dense_bytes, least_ring([segments]), room)
+        kept = {*chain.from_iterable(plan.order[: plan.n_kept])}
+        others = [segment for i, segment in enumerate(segments) if i not in kept]
+        least_bytes = sum(segments[i].pinning_bytes for i in kept) + least_ring([others])
+        expert_bytes = room_for_experts(experts, _slot_bytes(segments), least_bytes, room)
     n_pinned, ring_bytes = divide(segments, plan.order, room - expert_bytes, plan.n_kept)
     pinned = frozenset(chain.from_iterable(plan.order[:n_pinned]))
     if experts is not None:

@@ -109,7 +109,7 @@ class FreeMemory:
     def __init__(
         self, floor: int, ceiling: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._floor, self._ceiling, self._clock = floor, max(floor, ceiling), clock
+        self.floor, self._ceiling, self._clock = floor, ceiling, clock
         self._may_grow_s = clock() + CALM_S
 
     def next_budget(self, free_bytes: int, budget_bytes: int) -> int | None:
@@ -117,7 +117,7 @@ class FreeMemory:
 
         `free_bytes` is what this process has and could have more, less a margin.
         """
-        now_s, wanted = self._clock(), min(max(free_bytes, self._floor), self._ceiling)
+        now_s, wanted = self._clock(), max(self.floor, min(free_bytes, self._ceiling))
         if abs(wanted - budget_bytes) < LEAST_CHANGE * budget_bytes:
             return None
         if wanted < budget_bytes:

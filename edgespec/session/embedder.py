@@ -18,7 +18,7 @@ import numpy as np
 from edgespec import registry
 from edgespec.concurrency.owning import Closeable, Users
 from edgespec.concurrency.worker import Worker
-from edgespec.errors import SessionClosed, UsageError
+from edgespec.errors import BudgetError, SessionClosed, UsageError
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.ports import EmbeddingModel, Progress, unknown_token
@@ -40,6 +40,8 @@ def load_embedder(
     BudgetError or UsageError, and then leaves nothing open.
     """
     with _planned(settings, progress) as (prepared, plan), Worker() as worker:
+        if too_large := process.note_on_plan(plan.planned_bytes):
+            raise BudgetError(too_large)
         return Embedder(worker.run(partial(prepared.load, plan, progress), prepared.cancel), plan)
 
 
@@ -93,7 +95,7 @@ class Embedder(Closeable):
         for token in tokens:
             if not 0 <= token < self.target.n_vocab:
                 raise unknown_token(token, self.target.n_vocab)
-        with self._turn, self._users:
+        with self._users, self._turn:
             vector = self._model.embed(tokens)
         if normalize and (length := float(np.linalg.norm(vector))):
             vector = vector / np.float32(length)

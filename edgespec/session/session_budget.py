@@ -63,7 +63,7 @@ class SessionBudget(Closeable):
         self._follower: threading.Thread | None = None
         budget = models.settings.memory_budget if models.settings else 0
         if adjusts and auto_bounds(budget) is not None:
-            self._begin_following(budget)
+            self._begin_following(*process.budget_bounds(budget))
 
     @property
     def report(self) -> BudgetReport:
@@ -97,12 +97,13 @@ class SessionBudget(Closeable):
                 f"load it with {setting.adjustable_budget(True)}"
             )
         budget_bytes = 0 if follows else parse_size(size, process.total_bytes())
+        bounds = process.budget_bounds(size) if follows else (0, 0)
         with self._engine.use(), self._changing:
             if not follows:
                 self._change_to(self.plan, budget_bytes)
             self._is_over.set()
             if follows:
-                self._begin_following(size)
+                self._begin_following(*bounds)
             return self.plan
 
     def keep_for_grammars(self, vocabulary: Vocabulary) -> None:
@@ -156,18 +157,18 @@ class SessionBudget(Closeable):
             if done.done():
                 done.result()
 
-    def _begin_following(self, budget: int | str) -> None:
-        self._is_over = threading.Event()
-        bounds = (*process.budget_bounds(budget), self._is_over)
+    def _begin_following(self, floor: int, ceiling: int) -> None:
+        self._is_over = is_over = threading.Event()
         self._follower = threading.Thread(
-            target=self._follow, args=bounds, name="edgespec-budget", daemon=True
+            target=self._follow, args=(floor, ceiling, is_over), name="edgespec-budget", daemon=True
         )
         self._follower.start()
 
     def _follow(self, floor: int, ceiling: int, is_over: threading.Event) -> None:
         """Follow the free memory; runs in a thread of its own."""
-        free = FreeMemory(max(floor, self._smallest_bytes), ceiling)
+        free = FreeMemory(floor, ceiling)
         while not is_over.wait(INTERVAL_S):
+            free.floor = max(floor, self._smallest_bytes)  # which grammars raise
             wanted = free.next_budget(process.auto_budget(), self.plan.budget_bytes)
             if wanted is not None:
                 try:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import BudgetError
-from edgespec.memory.budget import MemoryPlan, MemoryRow, plan_memory
+from edgespec.memory.budget import COPIES, MemoryPlan, MemoryRow, plan_memory
 from edgespec.memory.division import adjusted, smallest_budget
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import MIN_RING_SLOTS, SegmentSize, divide, pinning_order, spread
@@ -97,3 +97,24 @@ def test_every_beginning_of_the_order_is_spread(n: int) -> None:
     for k in range(1, n):
         ends = [-1, *sorted(order[:k]), n]
         assert max(b - a for a, b in pairwise(ends)) <= 2 * n / k + 1
+
+
+@pytest.mark.parametrize("n_kept", [0, 3, 12])
+@pytest.mark.parametrize("n_used", [1, 4])
+def test_a_mixture_has_a_ring_beside_what_a_draft_shares(n_kept: int, n_used: int) -> None:
+    """At its smallest budget the ring had been smaller than a slot, or less than nothing."""
+    segments = [
+        SegmentSize(
+            f"s{i}", 10 * MIB, 10 * MIB, copy_bytes=9 * MIB * (i < n_kept), weights=(f"w{i}",)
+        )
+        for i in range(12)
+    ]
+    sizes = (12 * 16 * MIB, 12 * 16 * MIB, 16 * MIB, n_used * MIB)
+    experts, rows = ExpertSizes(12, 16, n_used, *sizes), [MemoryRow("draft", COPIES, 108 * MIB)]
+    plan = plan_memory(330 * MIB, rows, [segments], None, (), experts)
+    smallest = smallest_budget(plan, [segments])
+    for budget_bytes in range(smallest, smallest + 60 * MIB, 3 * MIB):
+        found = adjusted(plan, budget_bytes, [segments])
+        assert found.planned_bytes <= budget_bytes
+        assert found.ring_bytes >= 10 * MIB * min(2, 12 - len(found.pinned))
+        assert found.expert_bytes >= n_used * MIB

@@ -14,6 +14,7 @@ import pytest
 
 import edgespec
 from edgespec.errors import BudgetError, UsageError, WeightReadError
+from edgespec.grammar.specification import regular_expression
 from edgespec.memory import process
 from edgespec.models.embedded import embedded_pair
 from edgespec.session import session_budget
@@ -21,6 +22,7 @@ from edgespec.session.session import Session
 from edgespec.settings.config import LoadSettings, SamplingParams
 from gguf_files import tiny_llama
 from sentences import refuses
+from session_cases import until
 
 PROMPT = "def binary_search(items, wanted):\n"
 DRAWN = SamplingParams(temperature=0.8, seed=7)
@@ -209,3 +211,39 @@ def test_a_budget_that_is_given_stays_though_auto_affords_more_until_auto_is_giv
         assert session.budget.follows
         while session.plan.budget_bytes != 900 << 20:
             threading.Event().wait(0.001)
+
+
+def test_a_budget_that_follows_shrinks_to_what_works_with_grammars(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It stayed as it was where less was free. A budget that is none changes nothing."""
+    free = [400 << 20]
+    monkeypatch.setattr(session_budget, "INTERVAL_S", 0.001)
+    monkeypatch.setattr(process, "auto_budget", lambda: free[0])
+    load = LoadSettings(model=embedded_pair().target, memory_budget="auto:10MiB-4GiB", ctx_size=512)
+    with edgespec.load(load, RULES) as session:
+        session.constraint(regular_expression("[a-z]+"))
+        with pytest.raises(UsageError):
+            session.set_memory_budget("auto:1GiB-x")
+        free[0] = 1 << 20
+        until(lambda: session.plan.budget_bytes == session.budget.smallest_bytes)
+
+
+def test_weights_give_grammars_their_memory_within_the_same_budget() -> None:
+    pytest.importorskip("onnxruntime")
+    load = LoadSettings(
+        model="edgespec-target-onnx-fp16",
+        adjustable_budget=True,
+        ctx_size=512,
+        memory_budget="1GiB",
+    )
+    least = edgespec.plan(load).smallest_bytes
+    load = load.model_copy(update={"memory_budget": least + (9 << 20)})
+    with edgespec.load(load, RULES) as session:
+        session.constraint(regular_expression("[a-z]+"))
+        assert session.budget.pinned_bytes == session.plan.pinned_bytes
+
+
+def test_what_requests_take_may_be_more_than_two_gibibytes() -> None:
+    load = LoadSettings(model="embedded").model_copy(update={"reserve": 3 << 30})
+    assert load.without_draft().reserve == 3 << 30

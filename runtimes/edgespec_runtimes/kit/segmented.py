@@ -131,7 +131,7 @@ class SegmentedWeights(Closeable, Generic[G]):
         with self._changing:
             self._plan = plan
             self._applied = threading.Event()
-            self._divide()
+            self._divide(is_new=True)
             return self._applied
 
     def fill_context(self, n_cells: int) -> None:
@@ -167,11 +167,11 @@ class SegmentedWeights(Closeable, Generic[G]):
             self._present = wanted
         applied.set()
 
-    def _divide(self) -> None:
-        """Find the division for what the next pass uses."""
+    def _divide(self, is_new: bool = False) -> None:
+        """Find the division for what the next pass uses, if that or the plan is new."""
         unused_bytes = self.context.unused_bytes(self._n_cells) + self._lent_bytes
         budget_bytes = self._plan.budget_bytes + unused_bytes
-        if budget_bytes != self._wanted.budget_bytes or self._wanted.cut != self._plan.cut:
+        if is_new or budget_bytes != self._wanted.budget_bytes:
             self._wanted = divided(self._plan, budget_bytes)
 
     def _fill(self, groups: Sequence[G], progress: Progress | None) -> None:
