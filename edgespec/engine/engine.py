@@ -223,7 +223,7 @@ class Engine(Scheduler):
         idle = {source for source in self.sources if running and source.is_free}
         by_slot = {text.slot.number: text for text in texts}
         if running:  # for the next round, below a whole path and the target's own token
-            for text in texts:
+            for text in (text for text in texts if text.is_growing):
                 deepest = min(2 * self.limits.max_depth + 1, text.transcript.room - 1)
                 text.limits = text.limits._replace(max_depth=deepest)
         while not (running and running.done()):
@@ -231,13 +231,13 @@ class Engine(Scheduler):
             source, nodes = self._next_step(texts, idle, running is not None)
             if source is None:
                 break
-            begun_s, n_nodes = self.clock(), pool.n
+            begun_s, n_nodes, is_free = self.clock(), pool.n, source.is_free
             asked: list[int] = []
             with ending([by_slot[n] for n in {*pool.text[nodes].tolist()}]):
                 asked = source.guess(pool, nodes, by_slot)
             for node in asked:
                 self.hang(node, by_slot[int(pool.text[node])], running is not None)
-            if source.is_free:
+            if is_free:
                 continue
             idle = set() if asked else {*self.sources}
             step_s = self.clock() - begun_s

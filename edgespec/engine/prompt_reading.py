@@ -38,6 +38,8 @@ def next_parts(engine: Engine, texts: Sequence[Text]) -> tuple[list[PassPart], i
     n_trees = sum(text.is_growing for text in texts)
     n_hidden, shares = engine.ledger.prices.n_hidden(info.max_rows), info.prompts_share_passes
     left = (info.max_rows if shares else max_nodes) - n_trees
+    if not (shares or info.prompts_give_logits):  # prompts read alone now get trees in this pass
+        left -= len(reading) - 1
     if shares and len(texts) > 1:
         left = min(left, max(MIN_PROMPT_ROWS, n_hidden - n_trees))
     parts: list[PassPart] = []

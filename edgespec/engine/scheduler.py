@@ -20,7 +20,7 @@ from typing import TypeVar
 from edgespec.concurrency.owning import POLL_S, Closeable, Users, close_all
 from edgespec.engine.slot import Slot, choose_slot
 from edgespec.engine.text import Text, ending
-from edgespec.errors import Cancelled, SessionClosed
+from edgespec.errors import Cancelled, EdgespecError, SessionClosed
 
 T = TypeVar("T")
 
@@ -282,8 +282,9 @@ class Scheduler(Closeable):
         """Ask for the text's next token, which its `deliver` gets; the first time, it joins the
         line."""
         text.thread, text.is_wanted = threading.get_ident(), True
-        is_new, text.is_queued = not text.is_queued, True
+        is_new = not text.is_queued
         self._tell(lambda scheduler: scheduler._line.append(text) if is_new else None)
+        text.is_queued = True
 
     def after_pass(self, work: Callable[[], T]) -> Future[T]:
         """Have `work` done by the engine's thread, after the pass that it makes; does not wait.
@@ -339,17 +340,24 @@ class Scheduler(Closeable):
         """Put a message into the inbox of the thread, which begins with the first one."""
         if self._is_stopping:
             raise SessionClosed("the process is ending: the session writes no more")
-        self._inbox.put(message)
         with self._lock:
             if self._thread is None:
-                atexit.register(self._at_exit)
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=_serve,
                     args=(weakref.ref(self), self._inbox),
                     name="edgespec-engine",
                     daemon=True,
                 )
-                self._thread.start()
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise EdgespecError(
+                        f"the session's thread cannot be started ({error}): let this user or "
+                        "container have more threads (ulimit -u, pids.max)"
+                    ) from error
+                self._thread = thread
+                atexit.register(self._at_exit)
+        self._inbox.put(message)
 
 
 def _serve(reference: weakref.ref[Scheduler], inbox: SimpleQueue[Message]) -> None:

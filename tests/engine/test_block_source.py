@@ -151,3 +151,17 @@ def test_what_follows_an_accepted_path_is_guessed_anew() -> None:
     pool.follow(2)
     assert head.committed == (*PROMPT, 8, 4)
     assert source.open(pool, text) == [2] and not source.is_free and not source.said(text)
+
+
+def test_the_step_at_the_root_is_a_draft_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was none from d9b7a76e on: its time was the round's rest, and no price of guesses."""
+    steps: list[int] = []
+    learn = Engine._learn
+
+    def spied(engine: Engine, n_growing: int) -> None:
+        steps.append(engine.pass_.draft_steps)
+        learn(engine, n_growing)
+
+    monkeypatch.setattr(Engine, "_learn", spied)
+    run(FakeBlockHead())
+    assert steps.count(1) > len(steps) // 2

@@ -22,8 +22,8 @@ from edgespec.ports.text_request import TextRequest
 from edgespec.rules.sampling import SamplingParams
 from edgespec.rules.stop_rules import Nodes, StopRule
 from edgespec.values import PassReport
+from engine_cases import GREEDY, assert_nothing_provisional, finish, in_turn
 from engine_cases import AskedEngine as Engine
-from engine_cases import assert_nothing_provisional, finish, in_turn
 from fake_model import FakeModel, blend, random_language
 
 N_VOCAB = 24
@@ -297,3 +297,16 @@ def test_a_pass_that_fails_leaves_nothing_of_the_prompts_in_it() -> None:
         first.close()
         found = written(engine, (5, 2, 7, 8), SamplingParams(), 9)
         assert found == alone((5, 2, 7, 8), SamplingParams(), 9)
+
+
+def test_prompts_that_are_read_alone_leave_room_for_their_trees() -> None:
+    """A pass got a node more than it takes, and all its texts failed."""
+    target = FakeModel(random_language(1, N_VOCAB), N_VOCAB, n_ctx=512, n_texts=2, max_nodes=8)
+    target.info = replace(target.info, prompts_share_passes=False)
+    with Engine(target) as engine:
+        prompts = [(1, 2, 3, 4, *[6] * 8), tuple([7, 8, 9] * 7)]
+        finish(engine.generate([1, 2, 3, 4, 5], GREEDY, 1))
+        texts = [engine.ask(engine.admit(TextRequest(p, GREEDY, 5))) for p in prompts]
+        for text in texts:
+            text.run_ahead()
+        assert [finish(text).finish_reason for text in texts] == ["length"] * 2

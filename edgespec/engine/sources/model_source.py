@@ -123,6 +123,7 @@ class ModelSource(Source):
                 and not (is_full and parent in extended)
                 and pool.depth[node] < deepest
                 and int(pool.token[node]) not in self._eog_tokens
+                and pool.token[node] < self.model.info.n_vocab
             ):
                 found.append(node)
                 reached.add(node)
@@ -200,8 +201,8 @@ class ModelSource(Source):
             return
         self._truncate(slot, 0)
         begin = len(committed) - self._n_latest
+        reading.n_left_out = begin  # also of what a cancelled call has read
         self.model.evaluate([PassPart(slot, reads=committed[begin:])])
-        reading.n_left_out = begin
 
     def rest(self, text: Text) -> None:
         if self.said(text):

@@ -102,6 +102,8 @@ class GgufHead(HiddenStateReader):
 
     def take_features(self, position: int, rows: np.ndarray) -> None:
         known, rows = self._known, rows[: max(0, len(self._features) - position)]
+        if not len(rows):
+            return  # behind the head's context: what is before stays known
         begin = known.start if position in known or position == known.stop else position
         self._known = range(begin, position + len(rows))
         for place, row in enumerate(rows.reshape(-1, self._n_fused), position):
