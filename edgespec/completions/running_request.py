@@ -121,7 +121,6 @@ class Completion(Closeable):
         self._is_ending = False
         self._is_expired = False
         self._has_begun = False
-        self._stream: Iterator[Answer] | None = None
         self.is_cut = False
         """True if a text was cancelled, or not started because of a cancellation."""
         self._begin()
@@ -159,26 +158,24 @@ class Completion(Closeable):
             with suppress(Exception):
                 self._service.on_result(tokens.result)
 
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Answer:
-        """The next event of the stream."""
-        if self._stream is None:
-            self._stream = self._events()
-        return next(self._stream)
-
-    def _events(self) -> Iterator[Answer]:
+    def __iter__(self) -> Iterator[Answer]:
+        """The events of the stream."""
         for step in self.steps():
             yield from self.reply.step(step, self)
         yield from self.reply.end(self)
 
     def steps(self) -> Iterator[Step]:
         """The steps of the stream."""
-        with self:
+        try:
             for source in self._generations():
                 yield Step(source.index)
                 yield from self._text(source)
+        except GeneratorExit:  # dropped, perhaps by the garbage collector, where nothing may wait
+            raise
+        except BaseException:
+            self.close()
+            raise
+        self.close()
 
     def whole(self) -> Answer:
         """The whole response. Raises RequestError for several choices that are too large."""
@@ -259,7 +256,9 @@ class Completion(Closeable):
         # a cancelled text may have text that was held back
         rest = writer.push(self.result.text[n_characters:])
         yield from told([*rest, *writer.finish()])
-        self.finish_reason = self._finish_reason(writer.has_calls)
+        self.finish_reason = self._finish_reason(
+            writer.has_calls and not (writer.is_cut_off and self.result.stopped_by is not None)
+        )
         yield Step(source.index, finish_reason=self.finish_reason, events=tuple(waiting))
 
     def _count(self) -> None:
@@ -283,3 +282,25 @@ class Completion(Closeable):
         if reason in ("length", "context") or (self._is_expired and reason == "cancelled"):
             return "length"
         return "tool_calls" if has_calls and reason == "stop" else "stop"
+
+
+class Chunks(Closeable):
+    """The chunks of a running request, which end with it, or when nobody takes them any more."""
+
+    def __init__(self, completion: Completion) -> None:
+        # the completion knows neither: dropped, all of it goes without the garbage collector
+        self._completion, self._events = completion, iter(completion)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Answer:
+        return next(self._events)
+
+    def cancel(self) -> None:
+        """End all texts soon, from any thread."""
+        self._completion.cancel()
+
+    def close(self) -> None:
+        """Cancel all texts and wait for them. Idempotent."""
+        self._completion.close()

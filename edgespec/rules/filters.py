@@ -83,6 +83,12 @@ def best_logit(logits: Logits) -> float:
     return best
 
 
+def penalises(params: SamplingParams) -> bool:
+    """True if tokens that were written become less probable."""
+    changes = params.frequency_penalty != 0 or params.presence_penalty != 0
+    return params.repeat_last_n != 0 and (changes or params.repeat_penalty != 1)
+
+
 def adjusted(
     logits: Logits,
     params: SamplingParams,
@@ -93,14 +99,14 @@ def adjusted(
 
     The repetition penalty (Keskar et al., arXiv 1909.05858) also lowers negative logits.
     """
-    if not params.logit_bias and not params.penalises:
+    if not params.logit_bias and not penalises(params):
         return logits
     logits = logits.copy()
     if params.logit_bias:
         biased = np.array([*params.logit_bias])
         places, found = _places(biased, len(logits), tokens)
         logits[places] += np.array([*params.logit_bias.values()], np.float32)[found]
-    if params.penalises:
+    if penalises(params):
         seen, counts = np.unique(np.fromiter(recent, np.int64), return_counts=True)
         places, found = _places(seen, len(logits), tokens)
         old = logits[places]

@@ -21,6 +21,7 @@ from edgespec.rules.filters import (
     adjusted,
     best_logit,
     kept,
+    penalises,
     token_logprobs,
     top_tokens,
 )
@@ -93,7 +94,7 @@ class Sampler:
     @property
     def needs_branches(self) -> bool:
         """True if what is foreseen depends on the tokens `ahead`, not only on their number."""
-        return self.params.penalises or self._constraint is not None
+        return penalises(self.params) or self._constraint is not None
 
     def foresee(
         self,
@@ -182,7 +183,7 @@ class Sampler:
 
     def _with(self, ahead: Sequence[int]) -> Iterable[int]:
         """The window of recent tokens after `ahead`."""
-        if not ahead or not self.params.penalises:
+        if not ahead or not penalises(self.params):
             return self._recent
         recent = self._recent.copy()
         recent.extend(ahead)

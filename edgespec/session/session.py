@@ -41,7 +41,7 @@ from edgespec.values import GenerationResult, MemoryStats, ModelInfo, PagingStat
 
 if TYPE_CHECKING:
     from edgespec.completions.requests import Prompts
-    from edgespec.completions.running_request import Completion
+    from edgespec.completions.running_request import Chunks
     from edgespec.completions.service import Completions
     from edgespec.grammar.matcher import GrammarCompiler
 
@@ -324,11 +324,11 @@ class Session(Closeable):
     @overload
     def create_chat_completion(
         self, messages: Sequence[Message], stream: Literal[True], **fields: Any
-    ) -> Completion: ...
+    ) -> Chunks: ...
 
     def create_chat_completion(
         self, messages: Sequence[Message], stream: bool = False, **fields: Any
-    ) -> dict[str, Any] | Completion:
+    ) -> dict[str, Any] | Chunks:
         """OpenAI's `chat.completions.create`, and llama-cpp-python's method of this name.
 
         Returns a dictionary in OpenAI's format; with `stream` an iterator of chunks, which can be
@@ -336,10 +336,11 @@ class Session(Closeable):
         Raises UsageError for invalid fields, and SessionClosed if the session is closed meanwhile.
         """
         from edgespec.completions.requests import ChatRequest
+        from edgespec.completions.running_request import Chunks
 
         request = ChatRequest.parse({"messages": list(messages), "stream": stream} | fields)
         completion = self._completions().chat(request)
-        return completion if stream else completion.whole()
+        return Chunks(completion) if stream else completion.whole()
 
     @overload
     def create_completion(
@@ -349,22 +350,23 @@ class Session(Closeable):
     @overload
     def create_completion(
         self, prompt: Prompts, stream: Literal[True], **fields: Any
-    ) -> Completion: ...
+    ) -> Chunks: ...
 
     def create_completion(
         self, prompt: Prompts, stream: bool = False, **fields: Any
-    ) -> dict[str, Any] | Completion:
+    ) -> dict[str, Any] | Chunks:
         """OpenAI's `completions.create`: continues texts; otherwise as `create_chat_completion`.
 
         Several prompts, and `n` completions of each, are choices of one answer: completion j of
         prompt i has the index `i * n + j` and the seed `seed + j`.
         """
         from edgespec.completions.requests import CompletionRequest
+        from edgespec.completions.running_request import Chunks
 
         text = prompt if isinstance(prompt, str) else list(prompt)
         request = CompletionRequest.parse({"prompt": text, "stream": stream} | fields)
         completion = self._completions().text(request)
-        return completion if stream else completion.whole()
+        return Chunks(completion) if stream else completion.whole()
 
     def _completions(self) -> Completions:
         from edgespec.completions.service import Completions
@@ -390,7 +392,7 @@ class Session(Closeable):
     def constraint(self, grammar: Grammar) -> Constraint:
         """A constraint by `grammar` for one request. Raises UsageError and GrammarError."""
         vocabulary = self._models.target.vocabulary
-        with self._compiling:
+        with self._engine.use(), self._compiling:
             if self._compiler is None:
                 self._budget.keep_for_grammars(vocabulary)
                 with self._engine.use():

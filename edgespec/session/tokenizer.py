@@ -54,7 +54,7 @@ class Tokenizer:
         self.check_length(len(text))
         most, encode = max(self._n_ctx, MIN_TOKENS), self._vocabulary.encode
         half = text[: MAX_PIECE_BYTES // 2 * most]
-        with self._turn, self._use:
+        with self._use, self._turn:
             # a text has at least as many tokens as its beginning, but for a few at the cut
             if half != text and (n_tokens := len(encode(half, add_special))) > 2 * most:
                 raise ContextOverflow(self._n_ctx, n_tokens, is_counted=False)

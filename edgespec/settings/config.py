@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from functools import cached_property
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict, Unpack
@@ -139,10 +138,10 @@ class LoadSettings(Settings):
     gpu_memory_budget: Annotated[int | str | None, BeforeValidator(budget)] = None
     """Most memory of the GPU that computes ONNX models, the draft's first: 6GiB, 512M, 75%, or
     auto, which is what is free there now less a margin. Default: auto."""
-    reserve: Annotated[Count, HIDDEN] = 0
+    reserve: Annotated[int, Field(ge=0), HIDDEN] = 0
     """Bytes of the budget that are kept for what else the process does, such as a server's requests
     or a model beside this one."""
-    reserve_of_token: Annotated[Count, HIDDEN] = 0
+    reserve_of_token: Annotated[int, Field(ge=0), HIDDEN] = 0
     """Further ones for each token of the context."""
     prompt_cache: Annotated[Path | None, Flag(metavar="DIR")] = None
     """Store what was computed for texts in this folder, where later prompts that begin alike find
@@ -158,7 +157,9 @@ class LoadSettings(Settings):
 
     @model_validator(mode="after")
     def _applies(self) -> Self:
-        for options in self.options.values():
+        for runtime, options in self.options.items():
+            if not isinstance(options, RuntimeOptions):
+                raise UsageError(f"`options` of {runtime} are no {RuntimeOptions.__name__}")
             options.check(self)
         if "prompt_cache_size" in self.model_fields_set and self.prompt_cache is None:
             folder = f"{setting.prompt_cache}, the folder that it limits"
@@ -265,12 +266,6 @@ class SamplingParams(Sampling):
         if (highest := max(self.logit_bias, default=-1)) >= n_vocab:
             said = f"{setting.logit_bias} names token {highest}"
             raise UsageError(f"{said}; the vocabulary has {n_vocab}")
-
-    @cached_property
-    def penalises(self) -> bool:
-        return self.repeat_last_n != 0 and (
-            self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
-        )
 
 
 class Speculation(Settings):

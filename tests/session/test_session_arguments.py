@@ -84,3 +84,31 @@ def test_what_progress_raises_ends_a_plan(
     settings = LoadSettings(model=path, n_parallel=n_parallel)
     with pytest.raises(RuntimeError, match="planning"):
         edgespec.plan(settings, progress=progress)
+
+
+def test_sampling_that_was_used_is_taken_with_other_fields(tmp_path: Path) -> None:
+    used = edgespec.SamplingParams(repeat_penalty=1.1)
+    with edgespec.load(tiny_llama().write(tmp_path / "tiny.gguf")) as session:
+        for _ in range(2):
+            assert len(session.generate("the other one", used, 2, seed=3).tokens) == 2
+
+
+def test_options_that_are_none_of_a_runtime_are_refused() -> None:
+    with refuses(UsageError):
+        edgespec.plan("embedded", options={"gguf": {"cache_type_k": "q8_0"}})
+
+
+def test_a_thread_that_cannot_be_started_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`generate` waited for it for ever."""
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with edgespec.load(tiny_llama().write(tmp_path / "tiny.gguf")) as session:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refused)
+            with refuses(errors.EdgespecError):
+                session.generate("the other one", max_tokens=3)
+        assert len(session.generate("the other one", max_tokens=3).tokens) == 3

@@ -176,3 +176,11 @@ def test_tokens_that_a_grammar_forces_are_guessed_for_free(always_guessing):
         result = events.result
     assert text == '"a constant that nobody could guess, 1729 and 4104"'
     assert result.speculation.rounds < len(result.tokens) / 3
+
+
+def test_chunks_that_nobody_takes_any_more_end_their_text(session) -> None:
+    """The garbage collector had ended them, in the engine's thread as well, which then waited."""
+    for _ in range(40):
+        for _ in session.create_completion("one", stream=True, max_tokens=60):
+            break
+    assert session.generate("one", max_tokens=1).tokens
