@@ -21,8 +21,17 @@ _MAY_BE_NULL = re.compile(
     r'(?:"(?:[^"\\]|\\.)*(?:\\|"\s*(?::\s*(?:n(?:u(?:ll?)?)?\s*)?)?)?)?\Z'
 )
 """An argument at the end of a text that is null, or may become it as the text goes on."""
-_NO_ESCAPE = re.compile(r"\\(?![\\'\"abfnrtvxNuU0-7\n])")
-"""A backslash that begins no escape, about which Python's parser would warn."""
+_PYTHON_ESCAPE = re.compile(r"(\\[\\'\"abfnrtvxNuU0-7\n])|\\")
+"""An escape, or a backslash that begins none, about which Python's parser would warn."""
+_ESCAPE = re.compile(r"""(\\(?:["\\/bfnrt]|u[\da-fA-F]{4}))|\\(')|\\""")
+"""An escape of JSON, a quote that needs none, or a backslash that begins no escape."""
+_OPEN_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u[\da-fA-F]{0,3})?\Z")
+"""An escape at the end of a text that may go on."""
+_SLIP = re.compile(r"""[\0-\x1f]|\\[^"\\/bfnrt]|\b(?:True|False|None)\b""")
+_PARTS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|\b(?:True|False|None)\b', re.DOTALL)
+_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
+_PLAIN = re.compile(r"""(?:[^"'TFN]+|"[^"\\]*(?:\\.[^"\\]*)*(?:"|\Z))*""", re.DOTALL)
+"""JSON up to a quote or a constant that it does not have."""
 _CONTROL, _STRING = re.compile(r"[\0-\x1f]"), re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 """Characters that JSON escapes in strings, and a string, which may lack its end."""
 _LONGEST_MARK = 20
@@ -54,7 +63,9 @@ class Reading:
     """Marks to expect there, as others in front of the calls were opened."""
 
 
-def begun_call(text: str, optional: Mapping[str, Collection[str]]) -> ToolCall | None:
+def begun_call(
+    text: str, optional: Mapping[str, Collection[str]], is_last: bool = False
+) -> ToolCall | None:
     """The JSON call that `text` begins, with its arguments as far as they are certain, as they are
     written; None if it calls none of the functions whose `optional` arguments are given.
 
@@ -69,10 +80,11 @@ def begun_call(text: str, optional: Mapping[str, Collection[str]]) -> ToolCall |
     if not found:  # brackets and marks at its end may belong to the call
         mark = told.rfind("<", max(0, len(told) - _LONGEST_MARK))
         told = told[: mark if mark >= 0 else None].rstrip("}],` \t\r\n")
-    if _CONTROL.search(told):
-        told = _STRING.sub(
-            lambda text: _CONTROL.sub(lambda one: json.dumps(one[0])[1:-1], text[0]), told
-        )
+    if not found:
+        told = _OPEN_ESCAPE.sub(r"\1", told)
+    told = _mended(told)
+    if not (found or is_last) and (plain := _PLAIN.match(told)):
+        told = told[: plain.end()]
     names = "|".join(re.escape(json.dumps(one)) for one in optional[name[0]])
     if names and "null" in told:
         null = rf"(?:{names})\s*:\s*null\s*"
@@ -85,6 +97,18 @@ def begun_call(text: str, optional: Mapping[str, Collection[str]]) -> ToolCall |
     if names and not found and _MAY_BE_NULL.match(told, at):
         told = told[:at]
     return ToolCall(name[0], told)
+
+
+def _mended(text: str) -> str:
+    """JSON with control characters, backslashes and Python's constants as JSON has them."""
+
+    def mended(part: re.Match[str]) -> str:
+        if part[0] in _CONSTANTS:
+            return _CONSTANTS[part[0]]
+        its = _CONTROL.sub(lambda one: json.dumps(one[0])[1:-1], part[0])
+        return _ESCAPE.sub(lambda one: one[1] or one[2] or r"\\", its)
+
+    return _PARTS.sub(mended, text) if _SLIP.search(text) else text
 
 
 def _depth(text: str) -> int:
@@ -139,7 +163,7 @@ def lenient(text: str) -> Any:
     """The value of JSON without its last brackets, or of Python's notation. Raises ValueError."""
     for ending in ("", "}", "}}", "]", "]}"):
         with suppress(ValueError, RecursionError):
-            return _DECODER.decode(text.strip() + ending)
+            return _DECODER.decode(_mended(text.strip()) + ending)
     try:
         return python_value(ast.parse(python_source(text.strip()), mode="eval").body)
     except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
@@ -191,7 +215,7 @@ def _kind(value: Any) -> str:
 
 def python_source(text: str) -> str:
     """The text with backslashes doubled that begin no escape."""
-    return _NO_ESCAPE.sub(r"\\\\", text)
+    return _PYTHON_ESCAPE.sub(lambda one: one[1] or r"\\", text)
 
 
 def python_value(node: ast.expr) -> Any:

@@ -33,7 +33,7 @@ from edgespec.completions.calls import (
 FENCE = "```"
 FENCE_BEGIN = re.compile(r"```[\w+-]*[^\S\n]*(?:\n|(?=[{\[<]))")
 FENCE_BEGUN = re.compile(r"(?:`{1,2}|```[\w+-]*[^\S\n]*)\Z")
-_FUNCTION_END = "</function>"
+FUNCTION_END = "</function>"
 BLOCKS: Mapping[str, str] = {
     BEGIN: END,
     "<tool_calls>": "</tool_calls>",
@@ -65,8 +65,8 @@ _ENDS: Mapping[str, str] = {
     "<|tool_call:begin|>": "<|tool_call:end|>",
     "<|channel|>commentary to=": "<|call|>",
     "to=functions.": "<|call|>",
-    "<function=": _FUNCTION_END,
-    '<function name="': _FUNCTION_END,
+    "<function=": FUNCTION_END,
+    '<function name="': FUNCTION_END,
     '<invoke name="': "</invoke>",
     '<｜DSML｜invoke name="': "</｜DSML｜invoke>",
 }
@@ -161,7 +161,7 @@ class CallReader:
     ) -> Reading | None:
         """A call with each of its arguments between marks."""
         name, at = head[1], head.end()
-        if name not in self._tools and not {END, _FUNCTION_END} <= {*end_marks}:
+        if name not in self._tools and not {END, FUNCTION_END} <= {*end_marks}:
             return None
         arguments: dict[str, Any] = {}
         schema = self._tools.get(name)

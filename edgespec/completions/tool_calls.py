@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from edgespec.chat.adapting import BEGIN
+from edgespec.chat.adapting import BEGIN, END
 from edgespec.completions.calls import (
     Parameters,
     Reading,
@@ -20,7 +20,7 @@ from edgespec.completions.calls import (
     begun_call,
     completed,
 )
-from edgespec.completions.families import FENCE, FENCE_BEGIN, FENCE_BEGUN, CallReader
+from edgespec.completions.families import FENCE, FENCE_BEGIN, FENCE_BEGUN, FUNCTION_END, CallReader
 
 LONG_CHARACTERS = 2_000
 """Characters held back from which on they are read again only where something is closed."""
@@ -126,7 +126,8 @@ class CallSplitter:
             self._held = rest[len(mark) :]
             del end_marks[end_marks.index(mark) :]
             if not end_marks:
-                self._end_marks = None
+                # Qwen3-Coder may leave out the mark in front of a function, not the one behind it
+                self._end_marks = [END] if mark == FUNCTION_END else None
             return
         if not is_last and any(
             mark.startswith(rest) for mark in (*end_marks, *self._reader.begins, FENCE)
@@ -142,7 +143,8 @@ class CallSplitter:
         self._end_marks = None
 
     def _add(self, reading: Reading, end_marks: list[str]) -> None:
-        calls, begun = [*reading.calls], begun_call(self._held[: reading.end], self._optional)
+        calls = [*reading.calls]
+        begun = begun_call(self._held[: reading.end], self._optional, is_last=True)
         arguments = completed(begun.arguments) if begun else None
         if begun and arguments and calls and calls[0].name == begun.name:
             calls[0] = ToolCall(begun.name, arguments)  # as they were told while it was written

@@ -35,6 +35,8 @@ class MessageWriter:
         """True while the last part may grow."""
         self._n_read = 0
         """Calls of the text that are parts."""
+        self.is_cut_off = False
+        """True if the text has ended inside the arguments of a call."""
 
     def push(self, text: str) -> list[Change]:
         """Append text and return the resulting changes."""
@@ -51,8 +53,8 @@ class MessageWriter:
         changes = self._split(self._reasoning.finish())
         if self._calls is not None:
             rest = self._calls.finish()
-            is_cut_off = self._is_in_call and len(self._calls.calls) == self._n_read
-            if rest and not is_cut_off:
+            self.is_cut_off = self._is_in_call and len(self._calls.calls) == self._n_read
+            if rest and not self.is_cut_off:
                 changes += self._grow("text", rest)
             changes += self._new_calls(self._calls)
             thought = "".join(part.text for part in self.parts if part.kind == "reasoning")
@@ -120,7 +122,8 @@ class MessageWriter:
             if not self._is_in_call:
                 changes += [*self._begin_call(call), *self._end()]
                 continue
-            if rest := call.arguments.removeprefix(self.parts[-1].text):
+            told = self.parts[-1].text
+            if call.arguments.startswith(told) and (rest := call.arguments[len(told) :]):
                 changes += self._grow("call", rest)
             changes += self._end()
         return changes

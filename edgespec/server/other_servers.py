@@ -195,7 +195,7 @@ def ollama_dialect(completions: Completions, content: object, chats: bool) -> Re
         return reply(partial(completions.text, CompletionRequest.parse(asked)))
     if chats:
         messages = fields.get("messages")
-        messages = [*map(_message, messages)] if isinstance(messages, list) else messages
+        messages = _messages(messages) if isinstance(messages, list) else messages
         asked |= {"tools": fields.get("tools") or None}
     else:
         turns = (("system", fields.get("system")), ("user", prompt))
@@ -219,18 +219,37 @@ def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
     return asked
 
 
+def _messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """Messages in OpenAI's format; a result gets the id of the first call of its function that has
+    none yet, or of the first call."""
+    turns, waiting = [*map(_message, messages)], list[tuple[Any, str]]()
+    for place, turn in enumerate(turns):
+        if isinstance(calls := turn.get("tool_calls"), list):
+            for at, call in enumerate(calls):
+                call.setdefault("id", f"call_{place}_{at}")
+            waiting = [(_name(call), call["id"]) for call in calls]
+        if turn.get("role") == "tool" and waiting and not turn.get("tool_call_id"):
+            name = turn.get("tool_name")
+            found = next((one for one in waiting if one[0] == name), waiting[0])
+            waiting.remove(found)
+            turn["tool_call_id"] = found[1]
+    return turns
+
+
+def _name(call: Mapping[str, Any]) -> Any:
+    function = call.get("function")
+    return function.get("name") if isinstance(function, Mapping) else None
+
+
 def _message(message: Any) -> dict[str, Any]:
-    """A message in OpenAI's format: calls have arguments as objects, and no ids."""
+    """A message in OpenAI's format: calls have arguments as objects, and may have no ids."""
     turn = dict(as_fields(message))
     if turn.pop("images", None):
         raise RequestError("images: models here read text only", "messages")
     if thinking := turn.pop("thinking", None):
         turn["reasoning_content"] = thinking
     if isinstance(calls := turn.get("tool_calls"), list):
-        turn["tool_calls"] = [
-            {"id": f"call_{place}", "type": "function"} | dict(as_fields(call))
-            for place, call in enumerate(calls)
-        ]
+        turn["tool_calls"] = [{"type": "function"} | dict(as_fields(call)) for call in calls]
     return turn
 
 

@@ -50,11 +50,20 @@ def test_where_the_pieces_are_cut_does_not_matter(text: str, one: int, other: in
     assert split([text[:first], text[first:second], text[second:]]) == TEXTS[text]
 
 
+START, ARGUMENTS = "<|start|>assistant", '<|constrain|>json<|message|>{"city": "Rome"}<|call|>'
+CALLS = [
+    CALL,
+    f"{START}<|channel|>analysis to=functions.weather {ARGUMENTS}",
+    f"{START} to=functions.weather<|channel|>analysis {ARGUMENTS}",
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("n", [1, 7, 1000])
-def test_a_call_in_a_channel_is_a_call(n: int) -> None:
+def test_a_call_in_a_channel_is_a_call(n: int, call: str) -> None:
     marks = marks_of("<|channel|>analysis<|message|>")
     writer = MessageWriter(ChatPrompt("", (), marks, ""), ["weather"])
-    text = THOUGHT + CALL
+    text = THOUGHT + call
     for at in range(0, len(text), n):
         writer.push(text[at : at + n])
     writer.finish()

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.completions.calls import lenient
 from edgespec.completions.tool_calls import CallSplitter
 
 STRING, INTEGER = {"type": "string"}, {"type": "integer"}
@@ -337,3 +338,16 @@ def test_a_long_call_is_read_in_linear_time():
         assert splitter.push("word ") == ""
     splitter.push('"}}')
     assert len(splitter.calls) == 1
+
+
+def test_escapes_of_pythons_notation_are_not_doubled():
+    assert lenient(r"{'cmd': 'grep \\d+ \.py'}") == {"cmd": r"grep \d+ \.py"}
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_the_mark_behind_a_function_without_one_in_front_is_no_text(size):
+    splitter = CallSplitter(TOOLS)
+    called = "<function=weather>\n<parameter=city>\na\n</parameter>\n</function>"
+    text = f"{called}\n</tool_call>"
+    said = "".join(splitter.push(text[at : at + size]) for at in range(0, len(text), size))
+    assert (said + splitter.finish(), len(splitter.calls)) == ("", 1)

@@ -213,3 +213,19 @@ def test_null_in_an_argument_is_kept_whatever_its_name(size):
         message.push(text[begin : begin + size])
     message.finish()
     assert json.loads(message.parts[0].text) == {"deep": {"a": None, "b": 1}}
+
+
+SLIPS = {
+    r'{"cmd": "grep -E \d+ \.x", "n": 2}': {"cmd": r"grep -E \d+ \.x", "n": 2},
+    r'{"path": "C:\users\me", "n": None}': {"path": r"C:\users\me", "n": None},
+    '{"cmd": "a", "flag": True}': {"cmd": "a", "flag": True},
+    "{'cmd': 'a', \"b\": 'it\\'s'}": {"cmd": "a", "b": "it's"},
+}
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("told", SLIPS)
+def test_arguments_with_slips_are_told_as_json_once(told, size):
+    """All of it had followed as JSON behind what was told as written."""
+    _, calls = joined(streamed(CALL % told, size)[0])
+    assert [json.loads(arguments) for _, _, arguments in calls] == [SLIPS[told]]

@@ -73,7 +73,8 @@ def test_copies_tell_of_their_prompt_once(completions):
 
 def test_a_cancelled_stream_ends(completions):
     completion = completions.text(stream(return_progress=True, max_tokens=None))
-    next(completion)
+    events = iter(completion)
+    next(events)
     completion.close()
     assert completion.result.finish_reason == "cancelled"
 

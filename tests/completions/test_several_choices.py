@@ -153,9 +153,10 @@ def test_a_prompt_that_cannot_be_read_is_refused_before_any_text():
 def test_cancelling_ends_the_text_and_those_to_come():
     session = SeedSession()
     completion = text(session, prompt=["b", "c"], stream=True)
-    next(completion)
+    events = iter(completion)
+    next(events)
     completion.cancel()
-    assert [chunk["choices"][0]["index"] for chunk in completion] == [0] * 2
+    assert [chunk["choices"][0]["index"] for chunk in events] == [0] * 2
     assert session.n_begun == 1
 
 
@@ -212,6 +213,7 @@ def test_closing_ends_the_choices_that_are_written_ahead() -> None:
     session, heard = SlowSession(n_awaited=3), []
     limits = {"n_at_once": lambda: 3, "on_result": heard.append}
     completion = text(session, limits, prompt="b", n=4, stream=True, **WARM)
-    next(completion)
+    events = iter(completion)
+    next(events)
     completion.close()
     assert 2 <= len(heard) <= 3

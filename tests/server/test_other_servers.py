@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from edgespec.server.guarding import Guard
+from edgespec.server.other_servers import _messages
 from edgespec.session.session import Session
 from server_running import serving
 
@@ -176,6 +177,16 @@ def test_a_call_in_ollamas_form(client: httpx.Client) -> None:
     ]
     asked = {"model": "pair", "messages": messages, "options": {"num_predict": 1}}
     assert streamed(client.post("/api/chat", json=asked))[-1]["done"] is True
+
+
+def test_a_result_in_ollamas_form_belongs_to_the_call_of_its_name() -> None:
+    calls = [{"function": {"name": name, "arguments": {}}} for name in ("a", "b")]
+    results = [{"role": "tool", "tool_name": name, "content": name} for name in ("b", "a")]
+    asked = [*HELLO, {"role": "assistant", "tool_calls": calls}, *results] * 2
+    turns = _messages(asked)
+    first, second = [[call["id"] for call in turns[n]["tool_calls"]] for n in (1, 5)]
+    assert [turns[n]["tool_call_id"] for n in (2, 3, 6, 7)] == [*first[::-1], *second[::-1]]
+    assert not {*first} & {*second}
 
 
 @pytest.mark.parametrize(

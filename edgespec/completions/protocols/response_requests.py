@@ -123,6 +123,12 @@ class _Items:
 
     def _add(self, role: str, content: str) -> None:
         message = {"role": role, "content": content}
+        last = self.messages[-1] if self.messages else {}
+        if role == "assistant" and not self._reasoning and last.get("tool_calls"):
+            last["content"] += content  # text behind a call, whose result follows
+            return
         if self._reasoning and role == "assistant":
-            message["reasoning_content"], self._reasoning = self._reasoning, ""
+            message["reasoning_content"] = self._reasoning
+        if role != "tool":
+            self._reasoning = ""  # of an answer that was interrupted
         self.messages.append(message)

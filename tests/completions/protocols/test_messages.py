@@ -217,3 +217,10 @@ def test_a_budget_of_thinking_is_one_of_reasoning() -> None:
     thinking = {"type": "enabled", "budget_tokens": 7}
     fields = MessagesRequest.parse(asked(thinking=thinking)).chat_request()
     assert fields.reasoning_budget == 7
+
+
+def test_a_call_that_a_stop_sequence_cut_off_is_not_to_be_made() -> None:
+    pieces = (TOOL_CALL[:35], TOOL_CALL[35:50])
+    session = ScriptedSession(*pieces, reason="stop", stopped_by="END")
+    answer = whole(dialect(session), asked(tools=[WEATHER], stop_sequences=["END"]))
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "END")

@@ -232,3 +232,24 @@ def test_references_give_no_more_than_all_that_is_kept() -> None:
     assert len(stored.items([once] * 2)) == 2
     with refuses(RequestError):
         stored.items([once] * 700)
+
+
+def test_text_behind_a_call_and_thoughts_of_a_lost_answer_are_told_where_they_belong() -> None:
+    """A template refuses a result behind a message without its call."""
+    session = ScriptedSession("a")
+    thoughts = [
+        {"type": "reasoning", "id": f"rs{n}", "summary": [], "content": [
+            {"type": "reasoning_text", "text": text}]}
+        for n, text in enumerate(("Lost?", "Rome?"))
+    ]  # fmt: skip
+    said = {"type": "message", "role": "assistant", "content": [
+        {"type": "output_text", "text": "I look.", "annotations": []}]}  # fmt: skip
+    items = [
+        *(USER, thoughts[0], USER, thoughts[1]),
+        {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+        *(said, {"type": "function_call_output", "call_id": "c", "output": "sun"}),
+    ]
+    whole(dialect(session), asked(input=items))
+    _, _, call, result = session.messages
+    assert (call["content"], call["reasoning_content"]) == ("I look.", "Rome?")
+    assert result["tool_call_id"] == call["tool_calls"][0]["id"]
