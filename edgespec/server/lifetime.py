@@ -236,7 +236,7 @@ class HttpServer(uvicorn.Server):
             known, since_s = before.get(one, (state, now_s))
             if is_idle or n_unsent:
                 self._waits[one] = state, since_s if state == known else now_s
-                limit_s = self._limits.headers_s if is_idle else self._limits.answer_s
+                limit_s = self._limits.answer_s if n_unsent else self._limits.headers_s
                 if now_s - self._waits[one][1] > limit_s:
                     one.transport.abort()
         return await super().on_tick(counter)

@@ -107,7 +107,7 @@ def test_a_request_is_one_line():
 
 
 def test_a_failure_has_its_traceback():
-    assert "req_2 GET / 500 0.000 s, ignored fields: x\nTraceback ...\nKey" in logged()
+    assert 'req_2 GET / 500 0.000 s, ignored fields: "x"\nTraceback ...\nKey' in logged()
 
 
 def test_a_log_of_json_has_an_object_a_line():

@@ -300,7 +300,7 @@ def _lines(answered: AnsweredRequest) -> str:
         f"{tokens} {answered.seconds:.3f} s"
     )
     if answered.ignored:
-        told += f", ignored fields: {', '.join(answered.ignored)}"
+        told += f", ignored fields: {json.dumps(answered.ignored, ensure_ascii=False)[1:-1]}"
     return f"{told}\n{answered.traceback}".rstrip()
 
 

@@ -7,7 +7,7 @@ let key = "";
 export async function ask(path, options = {}, onWait = null) {
   for (;;) {
     const headers = { "Content-Type": "application/json" };
-    if (key) headers.Authorization = "Bearer " + key;
+    if (key) headers.Authorization = "Bearer " + String.fromCharCode(...new TextEncoder().encode(key));  /* UTF-8 */
     const response = await fetch(path, { ...options, headers }).catch(error => {
       throw error instanceof TypeError ? new Error("The server does not answer. Is it still running?") : error;
     });

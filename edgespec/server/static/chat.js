@@ -29,6 +29,7 @@ function draw() {
   if (!path.length && !growing) showStart();
   for (const message of path) {
     const shown = new Shown(message, converses, message === growing?.message);
+    shown.element.classList.toggle("edited", message.id === edited?.id);
     if (shown.isGrowing) showing = shown;
     else offer(shown);
   }
@@ -84,7 +85,7 @@ function heard(copy) {
   if (mine && copy.messages) {
     mine.take(copy);
     if (shown !== mine.head) mine.failure = "";
-    if (mine === conversation && !mine.growing && edited === null) staying(draw);
+    if (mine === conversation && !mine.growing) staying(draw);
   }
   list();
 }
@@ -131,8 +132,7 @@ async function answer(mine, message = null) {
   const begun = message?.content.length || 0;
   message ||= { id: newId(), parent: mine.head, role: "assistant", content: "" };
   Object.assign(message, { reasoning: message.reasoning || "", origins: message.origins || [] });
-  mine.growing = { message, controller };
-  mine.failure = "";
+  Object.assign(mine, { growing: { message, controller }, failure: "" });
   const meter = new Meter(mine, message);
   let reason = "";
   draw();
@@ -175,12 +175,12 @@ async function answer(mine, message = null) {
 
 function end(mine, meter) {
   const { message } = mine.growing;
-  mine.growing = null;
-  mine.changed = Date.now();
+  Object.assign(mine, { growing: null, changed: Date.now() });
   const old = mine.messages.findLast(one => one.parent === mine.head);
   if (old) mine.choose(old);  /* the version that was there, or what another tab asked */
   if (!meter.nTokens) mine.state = message.isCut && message.content && !mine.failure ? "stopped" : "";
-  if (mine !== conversation) return alive.delete(mine.id) && keep(mine);  /* unless it was deleted */
+  if (mine !== conversation)  /* what failed waits to be told; unless it was deleted */
+    return (mine.failure ? alive.has(mine.id) : alive.delete(mine.id)) && keep(mine);
   if (!message.content || mine.head !== message.id) draw();
   else {  /* what is read stays as it is */
     showing.draw(false);
@@ -207,10 +207,8 @@ class Meter {
 
   hears({ comment, prompt_progress: read, usage }) {
     if (comment && comment !== "waiting") this.says(comment, parseFloat(/(\d+)%/.exec(comment)?.[1]) / 100);
-    if (read) {
-      const { processed, total } = read;
-      this.says(`reading the prompt: ${number(processed)} of ${number(total)} tokens`, processed / total);
-    }
+    const { processed, total } = read || {};
+    if (read) this.says(`reading the prompt: ${number(processed)} of ${number(total)} tokens`, processed / total);
     if (!usage) return;
     const { prompt_tokens: nRead, completion_tokens: nWritten } = usage;
     this.nTokens = nRead + nWritten;
@@ -275,18 +273,18 @@ function endEditing() {
   for (const one of $("log").querySelectorAll(".edited")) one.classList.remove("edited");
 }
 
-/* On a phone Enter breaks the line: its keyboard has no Shift+Enter. */
-const isPhone = () => matchMedia("(pointer: coarse)").matches;
 on("form", "submit", event => {
   event.preventDefault();
   const text = conversation.converses ? $("text").value.trim() : $("text").value;
   if (conversation.growing) return;
   $("text").value = "";
   if (text) send(text);
-  else if (!conversation.converses && conversation.head) answer(conversation, conversation.path.at(-1));
+  else if (!conversation.converses && conversation.head)
+    answer(conversation, conversation.path.slice(-1).find(({ role }) => role === "assistant"));
 });
+/* On a phone Enter breaks the line: its keyboard has no Shift+Enter. */
 on("text", "keydown", event => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !isPhone()) {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !matchMedia("(pointer: coarse)").matches) {
     event.preventDefault();
     $("form").requestSubmit();
   } else if (event.key === "ArrowUp" && !$("text").value) {
@@ -323,16 +321,16 @@ on("toggle-guesses", "change", () => {  /* tints what was guessed, or shows answ
 on("export", "click", () => download("conversations.json", exported(), "application/json"));
 on("import", "click", () => { $("imported").value = ""; $("imported").click(); });
 on("imported", "change", async () => {
-  const [file] = $("imported").files;
-  await file.text().then(takeIn).catch(error => showError(error.message));
+  await $("imported").files[0].text().then(takeIn).catch(error => showError(error.message));
   list();
 });
 
 /* Puts files into the message, each as a block of code in its language that its contents cannot end. */
 async function attach(files) {
   for (const file of files) {
-    const text = file.size > MOST_ATTACHED ? "" : await file.text();
+    const text = file.size > MOST_ATTACHED ? "" : await file.text().catch(() => null);
     if (file.size > MOST_ATTACHED) showError(`${file.name} is larger than 256 KiB: attach a part of it.`);
+    else if (text === null) showError(`${file.name} cannot be read.`);
     else if (text.includes("\0")) showError(`${file.name} is no text.`);
     else {
       const longest = Math.max(2, ...[...text.matchAll(/`+/g)].map(([run]) => run.length));
@@ -361,10 +359,7 @@ for (const name of SAMPLING) {
     keep(Object.assign(conversation, { sampling: value >= 0 ? { ...others, [name]: value } : others }));
   });
 }
-on("reset", "click", () => {
-  keep(Object.assign(conversation, { sampling: {} }));
-  showSettings();
-});
+on("reset", "click", () => { keep(Object.assign(conversation, { sampling: {} })); showSettings(); });
 
 /* Shows the conversation's settings; what it does not set is the model's own. */
 function showSettings() {
@@ -405,6 +400,7 @@ async function writingModels() {
 async function begin() {
   const [models] = await Promise.all([writingModels(), readAll(heard)]);
   const first = models.find(one => one.status?.value === "loaded") || models[0];
+  if (!first) throw new Error("This server has embedding models only: there is none to chat with.");
   if (models.length > 1) {
     named = first.id;
     $("model").replaceChildren(...models.map(({ id }) => new Option(id, id, false, id === named)));
@@ -424,7 +420,7 @@ async function learn(isChosen = false) {
 
 on("model", "change", () => {
   named = $("model").value;
-  learn(true);
+  learn(true).catch(error => showError(error.message));
 });
 showTheme(attempt(() => localStorage.getItem("edgespec theme")) || "system");
 begin().catch(error => showError(error.message, "Try again", () => location.reload()));

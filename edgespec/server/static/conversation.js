@@ -37,7 +37,8 @@ const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
 const byId = messages => new Map(messages.map(message => [message.id, message]));
 const isMessage = ({ id, role, content, origins = [] }) => typeof id === "string" && typeof content === "string"
   && ["user", "assistant"].includes(role) && Array.isArray(origins) && origins.every(run => typeof run?.[1] === "string");
-const isWhole = copy => typeof copy?.id === "string" && Array.isArray(copy.messages) && copy.messages.every(isMessage);
+const isWhole = copy => [copy?.id, copy?.name ?? "", copy?.system ?? ""].every(text => typeof text === "string")
+  && Array.isArray(copy.messages) && copy.messages.every(one => one && isMessage(one));
 
 /* Messages with their parents, which copies of a time without branches do not name. */
 const threaded = messages => messages.map((one, place) =>
@@ -135,7 +136,7 @@ export class Conversation {
   async keep() {
     const { before } = this, mine = structuredClone(this.copy);
     const isEmpty = !mine.messages.length && !mine.system;
-    if (same(mine, before) || isEmpty && !before.messages.length) return true;
+    if (this.isForgotten || same(mine, before) || isEmpty && !before.messages.length) return true;
     let one = mine;
     try {
       await withStore("readwrite", store => {
@@ -146,6 +147,7 @@ export class Conversation {
     } catch {
       return false;
     }
+    if (this.isForgotten) return true;  /* it was deleted meanwhile */
     this.take(one, mine);
     copies.set(this.id, one);
     others.postMessage(this.id);
@@ -166,6 +168,7 @@ export class Conversation {
   }
 
   async forget() {
+    this.isForgotten = true;  /* what is under way keeps it no more */
     this.growing?.controller.abort();
     copies.delete(this.id);
     await withStore("readwrite", store => store.delete(this.id)).catch(() => {});  /* there is no copy, either */
@@ -202,7 +205,7 @@ export async function takeIn(text) {
   if (!found) throw new Error("This file holds no conversations: choose one that Export has saved.");
   for (const copy of found) {
     const one = restored(copy);
-    one.before = new Conversation({ id: one.id }).copy;
+    one.before = { ...new Conversation({ id: one.id }).copy, messages: one.copy.messages };  /* what is there stays */
     if (!await one.keep()) throw new Error("The browser's storage is full or forbidden: delete some conversations.");
   }
 }

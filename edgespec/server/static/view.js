@@ -134,7 +134,9 @@ export class Shown {
 
   /* A block whose text is the same is drawn again only at the end, when links of the whole text are known. */
   drawBlocks(text) {
-    const tokens = marked.lexer(text), { links } = tokens, blocks = tokens.filter(({ type }) => type !== "space");
+    let tokens;
+    try { tokens = marked.lexer(text); } catch { return this.drawText([text]); }  /* it is nested too deeply */
+    const { links } = tokens, blocks = tokens.filter(({ type }) => type !== "space");
     if (!this.blocks.length) this.said.replaceChildren();
     blocks.forEach((token, place) => {
       const known = this.blocks[place], { raw } = token;
