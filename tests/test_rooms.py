@@ -215,7 +215,7 @@ def test_a_module_of_more_than_400_lines_says_why() -> None:
 MOST_LINES = {
     "batch": 509,
     "bench": 1232,
-    "chat": 1401,
+    "chat": 1400,
     "cli": 4486,
     "completions": 3778,
     "concurrency": 480,
@@ -233,7 +233,7 @@ MOST_LINES = {
     "paging": 1438,
     "ports": 498,
     "rules": 925,
-    "server": 1917,
+    "server": 1912,
     "session": 2196,
     "settings": 924,
     "state": 513,

@@ -108,12 +108,11 @@ def _in_channels(text: str, marks: Marks, is_whole: bool) -> tuple[bool, str, st
         header, found, body = text.partition(MESSAGE)
         start = text.lstrip()
         if found:
-            calls = "to=functions." in header  # in the channel `analysis`, too
-            kind = "reasoning" if marks.begin in header and not calls else "answer"
+            is_call = "to=functions." in header  # in the channel `analysis`, too
+            kind = "reasoning" if marks.begin in header and not is_call else "answer"
             if "to=" in header and kind == "answer":
                 named = header.replace(f"{START}assistant", "").replace("<|end|>", "").strip()
-                named = named.replace(marks.begin, f"{CHANNEL}commentary")
-                told[kind] += named + MESSAGE
+                told[kind] += named.replace(marks.begin, f"{CHANNEL}commentary") + MESSAGE
         elif any(one.startswith(start) or start.startswith(one) for one in _BEGINS):
             return False, told["reasoning"], told["answer"]
         else:

@@ -227,18 +227,13 @@ def _messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
         if isinstance(calls := turn.get("tool_calls"), list):
             for at, call in enumerate(calls):
                 call.setdefault("id", f"call_{place}_{at}")
-            waiting = [(_name(call), call["id"]) for call in calls]
+            waiting = [(as_fields(call.get("function")).get("name"), call["id"]) for call in calls]
         if turn.get("role") == "tool" and waiting and not turn.get("tool_call_id"):
             name = turn.get("tool_name")
             found = next((one for one in waiting if one[0] == name), waiting[0])
             waiting.remove(found)
             turn["tool_call_id"] = found[1]
     return turns
-
-
-def _name(call: Mapping[str, Any]) -> Any:
-    function = call.get("function")
-    return function.get("name") if isinstance(function, Mapping) else None
 
 
 def _message(message: Any) -> dict[str, Any]:
