@@ -27,7 +27,7 @@ _ESCAPE = re.compile(r"""(\\(?:["\\/bfnrt]|u[\da-fA-F]{4}))|\\(')|\\""")
 """An escape of JSON, a quote that needs none, or a backslash that begins no escape."""
 _OPEN_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u[\da-fA-F]{0,3})?\Z")
 """An escape at the end of a text that may go on."""
-_SLIP = re.compile(r'\\[^"\\/bfnrt]')
+_SLIP = re.compile(r"""[\0-\x1f]|\\[^"\\/bfnrt]|\b(?:True|False|None)\b""")
 _PARTS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|\b(?:True|False|None)\b', re.DOTALL)
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 _PLAIN = re.compile(r"""(?:[^"'TFN]+|"[^"\\]*(?:\\.[^"\\]*)*(?:"|\Z))*""", re.DOTALL)
@@ -80,7 +80,8 @@ def begun_call(
     if not found:  # brackets and marks at its end may belong to the call
         mark = told.rfind("<", max(0, len(told) - _LONGEST_MARK))
         told = told[: mark if mark >= 0 else None].rstrip("}],` \t\r\n")
-        told = _OPEN_ESCAPE.sub(r"\1", told) if "\\" in told[-6:] else told
+    if not found:
+        told = _OPEN_ESCAPE.sub(r"\1", told)
     told = _mended(told)
     if not (found or is_last) and (plain := _PLAIN.match(told)):
         told = told[: plain.end()]
@@ -107,8 +108,7 @@ def _mended(text: str) -> str:
         its = _CONTROL.sub(lambda one: json.dumps(one[0])[1:-1], part[0])
         return _ESCAPE.sub(lambda one: one[1] or one[2] or r"\\", its)
 
-    has_slip = any(one in text for one in _CONSTANTS) or _SLIP.search(text) or _CONTROL.search(text)
-    return _PARTS.sub(mended, text) if has_slip else text
+    return _PARTS.sub(mended, text) if _SLIP.search(text) else text
 
 
 def _depth(text: str) -> int:
@@ -159,9 +159,9 @@ def completed(arguments: str) -> str | None:
     return None
 
 
-def lenient(text: str) -> Any:
+def lenient(text: str, may_lack_brackets: bool = True) -> Any:
     """The value of JSON without its last brackets, or of Python's notation. Raises ValueError."""
-    for ending in ("", "}", "}}", "]", "]}"):
+    for ending in ("", "}", "}}", "]", "]}") if may_lack_brackets else ("",):
         with suppress(ValueError, RecursionError):
             return _DECODER.decode(_mended(text.strip()) + ending)
     try:

@@ -179,8 +179,8 @@ class CallReader:
             if end is None:
                 return no_call(is_last)
             value = text[begin.end() : end.start()]
-            if value.startswith("\n"):  # values stand on lines of their own, or between the marks
-                value = value[1:].removesuffix("\n")
+            if value.startswith("\n") and begin[0].startswith("<param") and '"' not in begin[0]:
+                value = value[1:].removesuffix("\n")  # values stand on lines of their own
             arguments[key] = typed_value(value, key, schema)
             at = end.end()
 
@@ -194,8 +194,11 @@ class CallReader:
             is_over = len(head) == _LONGEST_HEAD or any(end in head for end in end_marks)
             return no_call(is_last or bool(brace) or is_over)
         at += len(head)
-        is_gemma = _GEMMA_END in end_marks
-        found = _gemma(text, at, is_last) if is_gemma else json_at(text, at, is_last)
+        if _GEMMA_END in end_marks:
+            found = _gemma(text, at, is_last)
+        else:
+            ends = [*end_marks, *self.begins, *([FENCE] if FENCE in head else [])]
+            found = _mended_json(text, at, is_last, ends)
         if found is None or not isinstance(found[0], dict):
             return None
         call = ToolCall(name, written(found[0]))
@@ -208,12 +211,7 @@ class CallReader:
         if not is_keyed and not _may_call(text, at):
             return None
         ends = [mark for mark in end_marks if mark != FENCE]
-        found = json_at(text, at, is_last)
-        if found is None and ends:  # between marks of calls it may have slips
-            places = [place for mark in ends if (place := text.find(mark, at)) >= 0]
-            no_call(is_last or bool(places))
-            with suppress(ValueError):
-                found = (lenient(text[at : min(places)]), min(places)) if places else None
+        found = _mended_json(text, at, is_last, ends) if ends else json_at(text, at, is_last)
         if found is None:
             return None
         value, end = found
@@ -268,6 +266,18 @@ def _value_end(ends: str, is_last: bool, others: Collection[str]) -> re.Pattern[
         + (rf"|(?<=\n)(?={_PARAMETER % (names, names)})" if names else "")
         + rf"|(?<=\n)(?=(?:{ends})\s*(?:{last}))"
     )
+
+
+def _mended_json(text: str, at: int, is_last: bool, ends: Sequence[str]) -> tuple[Any, int] | None:
+    """The JSON value at `at`, which may have slips, and the index behind it: one of the `ends`."""
+    if found := json_at(text, at, is_last):
+        return found
+    places = [place for mark in ends if (place := text.find(mark, at)) >= 0]
+    no_call(is_last or bool(places))
+    end = min(places, default=len(text))
+    with suppress(ValueError):
+        return lenient(text[at:end], may_lack_brackets=bool(places)), end
+    return None
 
 
 def _past_blanks(text: str, at: int) -> int:

@@ -64,15 +64,20 @@ class CallSplitter:
         """A mark that may begin a call, or a JSON value that is not part of a word or a
         quotation."""
         self._held = ""
+        self._n_read = 0
+        """Characters held when a begun call was looked for last."""
         self._drops_blanks = False
         self._end_marks: list[str] | None = None
         """Marks expected behind the latest call; None in text."""
         self._told = ""
         """The end of the text so far."""
 
-    @property
-    def begun(self) -> ToolCall | None:
-        """The call that the text ends in, with its arguments so far."""
+    def begun(self, is_last: bool = False) -> ToolCall | None:
+        """The call that the text ends in, with its arguments so far; None if there is none, or
+        little is new in it, as all of it is read each time."""
+        if not is_last and self._n_read <= len(self._held) < self._n_read + self._n_read // 64:
+            return None
+        self._n_read = len(self._held)
         return begun_call(self._held, self._optional)
 
     def push(self, text: str) -> str:

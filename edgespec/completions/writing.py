@@ -40,8 +40,11 @@ class MessageWriter:
 
     def push(self, text: str) -> list[Change]:
         """Append text and return the resulting changes."""
-        changes = self._split(self._reasoning.push(text))
-        if self._calls and (call := self._calls.begun):
+        return self._split(self._reasoning.push(text)) + self._begun_call(is_last=False)
+
+    def _begun_call(self, is_last: bool) -> list[Change]:
+        changes: list[Change] = []
+        if self._calls and (call := self._calls.begun(is_last)):
             if not self._is_in_call:
                 changes += self._begin_call(ToolCall(call.name, ""))
             if new := call.arguments[len(self.parts[-1].text) :]:
@@ -50,7 +53,7 @@ class MessageWriter:
 
     def finish(self) -> list[Change]:
         """End the text and return the changes that were held back."""
-        changes = self._split(self._reasoning.finish())
+        changes = self._split(self._reasoning.finish()) + self._begun_call(is_last=True)
         if self._calls is not None:
             rest = self._calls.finish()
             self.is_cut_off = self._is_in_call and len(self._calls.calls) == self._n_read

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 from edgespec.cli import command_line
+from edgespec.cli.commands import rpc_server as rpc_server_command
 from edgespec.server.guarding import is_local
 from rpc_servers import free_port, needs_rpc, running
 
 pytest.importorskip("llama_cpp")
-
+from edgespec_runtimes.gguf.llama import rpc  # noqa: E402
 
 Refused = Callable[..., tuple[int, str]]
 
@@ -51,6 +53,15 @@ def test_an_address_that_is_taken_is_an_error(rpc_server: str, refused: Refused)
 def test_an_address_that_is_not_this_machines_is_refused(host: str, refused: Refused):
     code, line = refused("--host", host, "--port", str(free_port()))
     assert code == 1 and "cannot be served" in line
+
+
+@needs_rpc
+def test_other_systems_lend_without_a_limit(monkeypatch: pytest.MonkeyPatch, refused: Refused):
+    """The default was refused there: leave out what nobody had given."""
+    monkeypatch.setattr(rpc_server_command, "sys", SimpleNamespace(platform="darwin"))
+    monkeypatch.setattr(rpc, "serve", lambda *_: None)
+    code, line = refused("--port", str(free_port()))
+    assert code == 1 and "cannot be served: is another program there?" in line
 
 
 @pytest.mark.slow

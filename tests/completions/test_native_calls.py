@@ -161,3 +161,18 @@ def test_the_template_says_in_which_marks_calls_stand():
         splitter = CallSplitter(TOOLS, template)
         assert (splitter.push(text) + splitter.finish() == "") == is_read
         assert len(splitter.calls) == (len(calls) if is_read else 0)
+
+
+@pytest.mark.parametrize("family", ["Mistral", "DeepSeek R1", "DeepSeek V3.1", "Kimi"])
+def test_slips_of_json_are_mended_in_each_family(family):
+    text, calls = CALLS[family]
+    slip, city = text.replace("Rome", r"a\d.py", 1), {"city": r"a\d.py", "days": 3}
+    assert read(slip) == read(slip, range(len(slip))) == ("", [("weather", city), *calls[1:]])
+
+
+@pytest.mark.parametrize("mark", ['<parameter name="city">', "<arg_key>city</arg_key><arg_value>"])
+def test_line_breaks_at_the_ends_of_a_value_are_its_own(mark):
+    begin, end = ('<invoke name="weather">', "</invoke>") if "=" in mark else ("weather", "")
+    close = "</parameter>" if "=" in mark else "</arg_value>"
+    text = f"<tool_call>{begin}{mark}\nRome\n{close}{end}</tool_call>"
+    assert read(text) == ("", [("weather", {"city": "\nRome\n"})])

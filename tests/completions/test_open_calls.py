@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.chat.prompts import ChatPrompt
+from edgespec.completions.calls import begun_call
 from edgespec.completions.protocols.answer_parts import Change, delta_of, message_of
 from edgespec.completions.writing import MessageWriter
 
@@ -229,3 +230,19 @@ def test_arguments_with_slips_are_told_as_json_once(told, size):
     """All of it had followed as JSON behind what was told as written."""
     _, calls = joined(streamed(CALL % told, size)[0])
     assert [json.loads(arguments) for _, _, arguments in calls] == [SLIPS[told]]
+
+
+def test_a_long_call_is_not_read_again_for_each_token_and_is_told_to_its_end():
+    """20 kB in pieces of 4 characters had taken three seconds of processor."""
+    n_read, cut_off = 0, CALL[:-14] % json.dumps({"text": 'say "no" ' * 2000})[:-3]
+
+    def begun(*arguments: Any) -> Any:
+        nonlocal n_read
+        n_read += 1
+        return begun_call(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edgespec.completions.tool_calls.begun_call", begun)
+        _, message = streamed(cut_off, 4)
+    assert 64 < n_read < 64 * 10
+    assert cut_off.endswith(message.parts[0].text) and message.is_cut_off

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import socket
+import sys
 from argparse import ArgumentParser
 from threading import Thread
 from typing import Annotated
@@ -51,7 +52,7 @@ class LendSettings(Settings):
     """Port."""
     memory_budget: Annotated[int | str, Flag(metavar="SIZE"), BeforeValidator(budget)] = "auto"
     """Most memory of the whole server process where the processor computes, like 2GiB or 50%.
-    Default: auto, what is free now less a margin."""
+    Default: auto, what is free now less a margin; no limit on other systems than Linux."""
     threads: Annotated[Threads | None, Flag(metavar="N", short="-t")] = None
     """Threads that compute. Default: one for each physical core."""
 
@@ -71,7 +72,9 @@ _WARNING = (
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Serve until Ctrl-C or SIGTERM."""
     told = groups.given(args, LendSettings)
-    host, port, budget_bytes = told.host, told.port, resolve_budget(told.memory_budget)
+    host, port, asked = told.host, told.port, told.memory_budget
+    cannot_limit = sys.platform != "linux" and asked == "auto"
+    budget_bytes = None if cannot_limit else resolve_budget(asked)
     found = (r for r in registry.installed() if not isinstance(r, str) and r.lends)
     runtime = next(found, None)
     if runtime is None:
@@ -88,9 +91,8 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         except BaseException as error:  # noqa: BLE001 - raised in the main thread below
             failures.append(error)
 
-    console.note(
-        f"serving at {host}:{port} with at most {format_size(budget_bytes)}; Ctrl-C ends it"
-    )
+    most = "" if budget_bytes is None else f" with at most {format_size(budget_bytes)}"
+    console.note(f"serving at {host}:{port}{most}; Ctrl-C ends it")
     # native code blocks signals, so it does not run in the main thread
     serving = Thread(target=lend, daemon=True)
     serving.start()

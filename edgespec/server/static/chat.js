@@ -346,7 +346,7 @@ on("files", "change", () => attach([...$("files").files]));
 for (const kind of ["dragover", "dragleave", "drop", "paste"]) {
   document.addEventListener(kind, event => {
     const given = event.dataTransfer || event.clipboardData;
-    if (!given?.types.includes("Files")) return;
+    if (!given?.types.includes("Files") || (kind === "paste" && given.types.includes("text/plain"))) return;
     event.preventDefault();
     document.body.classList.toggle("dropping", kind === "dragover");
     if (["drop", "paste"].includes(kind)) attach([...given.files]);

@@ -28,7 +28,7 @@ def lend(host: str, port: int, budget_bytes: int | None, n_threads: int | None) 
     """
     if not rpc.is_supported():
         raise EdgespecError(rpc.MISSING)
-    devices = gpu.find_all() or ggml.devices_of(ggml.CPU)
+    devices, lent = gpu.find_all() or ggml.devices_of(ggml.CPU), None
     if budget_bytes is not None:
         footprint_bytes = process.footprint_bytes() + HEADROOM_BYTES
         if budget_bytes <= footprint_bytes:
