@@ -14,7 +14,7 @@ from edgespec.server.guarding import is_local
 from rpc_servers import free_port, needs_rpc, running
 
 pytest.importorskip("llama_cpp")
-from edgespec_runtimes.gguf.llama import rpc  # noqa: E402
+from edgespec_runtimes.gguf.llama import rpc
 
 Refused = Callable[..., tuple[int, str]]
 
