@@ -226,6 +226,9 @@ OFF |= {"thinking_budget": 0, "thinking_option": "off"}
 """Variables by which templates turn reasoning off."""
 
 
+_EFFORTS = ("none", "no_think", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
 def reasoning_variables(variables: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The variables of a template, in which the effort `none` is the least that it knows.
 
@@ -235,8 +238,21 @@ def reasoning_variables(variables: Mapping[str, Any], source: str) -> dict[str, 
         variables = {"enable_thinking": True, **variables}
     if variables.get("reasoning_effort") != "none":
         return dict(variables)
-    known = [e for e in ("none", "no_think", "minimal") if f"'{e}'" in source or f'"{e}"' in source]
+    known = [effort for effort in _known_efforts(source) if effort in _EFFORTS[:3]]
     return {**OFF, **variables, "reasoning_effort": [*known, "low"][0]}
+
+
+def other_effort(effort: Any, source: str) -> str | None:
+    """The effort nearest to one that a template refuses, of those that its source names."""
+    if effort not in _EFFORTS:
+        return None
+    place = _EFFORTS.index(effort) + 0.1  # of two as near, the greater
+    others = (other for other in _known_efforts(source) if other != effort)
+    return min(others, key=lambda other: abs(_EFFORTS.index(other) - place), default=None)
+
+
+def _known_efforts(source: str) -> list[str]:
+    return [effort for effort in _EFFORTS if f"'{effort}'" in source or f'"{effort}"' in source]
 
 
 _OFFER = f"""\

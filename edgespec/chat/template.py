@@ -14,6 +14,7 @@ from edgespec.chat.adapting import (
     as_text,
     complete_tools,
     offering,
+    other_effort,
     reasoning_variables,
     renamed,
     shown,
@@ -107,12 +108,18 @@ class ChatTemplate:
             control.seamed(turn, seam, self._kept.get(turn["role"], ())) | {"role": turn["role"]}
             for turn in conversation
         ]
-        text = self._rendered(
+        given = control.seamed(reasoning_variables(variables, self.source), seam)
+        told = (
             shown(turns, bool(offered), self._rendered)[1],
             control.seamed(offered, seam) if offered else None,
             add_generation_prompt,
-            control.seamed(reasoning_variables(variables, self.source), seam),
         )
+        try:
+            text = self._rendered(*told, given)
+        except ModelError:
+            if not (other := other_effort(variables.get("reasoning_effort"), self.source)):
+                raise
+            text = self._rendered(*told, given | {"reasoning_effort": other})
         return control.pieces(text, seam)
 
     def _rendered(

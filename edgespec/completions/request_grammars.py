@@ -36,9 +36,11 @@ def grammar_of(response_format: ResponseFormat | None) -> Grammar | None:
     return Grammar("regular expression", found)
 
 
-def call_grammar(tools: Sequence[Mapping[str, Any]], is_marked: bool = True) -> Grammar:
+def call_grammar(
+    tools: Sequence[Mapping[str, Any]], is_marked: bool = True, answer: Any = None
+) -> Grammar:
     """Grammar of a call of one of `tools`, by their parameter schemas: an object between marks, or
-    without them.
+    without them; or of JSON by the schema `answer`, if there is one.
 
     `tools` are in OpenAI's format. Raises GrammarError for unsupported schemas.
     """
@@ -53,4 +55,6 @@ def call_grammar(tools: Sequence[Mapping[str, Any]], is_marked: bool = True) -> 
         schemas[rule] = schema
         calls.append(f'({before} {rule} "}}")')
     begin, end = (json.dumps(f"{BEGIN}\n"), json.dumps(f"\n{END}")) if is_marked else ("", "")
-    return json_rules(schemas, f"start: {begin} call {end}\ncall: {' | '.join(calls)}\n")
+    other = "" if answer is None else " | answer"
+    schemas |= {} if answer is None else {"answer": answer}
+    return json_rules(schemas, f"start: {begin} call {end}{other}\ncall: {' | '.join(calls)}\n")

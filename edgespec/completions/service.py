@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 import time
@@ -140,7 +141,12 @@ class Completions:
             grammar = grammar_of(request.response_format)
         else:
             grammar = call_grammar(required, knows_calls(prompt.template))
+        if tools and required is None and grammar and grammar.kind == "json schema":
+            # a call may come first, else none ever would
+            answer = json.loads(grammar.source)
+            grammar = call_grammar(tools, knows_calls(prompt.template), answer)
         prompt, wrap = self._with_reasoning(request, prompt, grammar is not None)
+        most_calls = 1 if request.parallel_tool_calls is False else None
         functions = [tool["function"] for tool in tools or ()]
         schemas = {function["name"]: function.get("parameters") for function in functions}
         return self._completion(
@@ -150,7 +156,7 @@ class Completions:
             {"messages": prompt.tokens},
             grammar,
             wrap,
-            partial(MessageWriter, prompt, schemas),
+            partial(MessageWriter, prompt, schemas, most_calls),
             prompt.hidden_marks,
         )
 

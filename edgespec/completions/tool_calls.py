@@ -138,6 +138,9 @@ class CallSplitter:
             mark.startswith(rest) for mark in (*end_marks, *self._reader.begins, FENCE)
         ):
             raise UnfinishedCall
+        if any(mark.startswith(rest) for mark in end_marks):
+            self._held = ""  # its end mark was cut off
+            return
         if self._opening.match(rest):
             reading = self._reader.read(rest, is_last)
             if reading is not None:

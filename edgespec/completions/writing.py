@@ -27,14 +27,15 @@ class MessageWriter:
         self,
         prompt: ChatPrompt | None = None,
         tools: Collection[str] | Mapping[str, Parameters] = (),
+        most_calls: int | None = None,
     ) -> None:
         self.parts: list[AnswerPart] = []
         self._reasoning = ReasoningSplitter(None) if prompt is None else prompt.splitter()
         self._calls = CallSplitter(tools, prompt.template if prompt else "") if tools else None
         self._is_open = False
         """True while the last part may grow."""
-        self._n_read = 0
-        """Calls of the text that are parts."""
+        self._n_read, self._most_calls = 0, most_calls
+        """Calls of the text that are parts, and at most become parts."""
         self.is_cut_off = False
         """True if the text has ended inside the arguments of a call."""
 
@@ -44,7 +45,8 @@ class MessageWriter:
 
     def _begun_call(self, is_last: bool) -> list[Change]:
         changes: list[Change] = []
-        if self._calls and (call := self._calls.begun(is_last)):
+        is_full = self._n_read == self._most_calls
+        if self._calls and not is_full and (call := self._calls.begun(is_last)):
             if not self._is_in_call:
                 changes += self._begin_call(ToolCall(call.name, ""))
             if new := call.arguments[len(self.parts[-1].text) :]:
@@ -120,7 +122,7 @@ class MessageWriter:
 
     def _new_calls(self, splitter: CallSplitter) -> list[Change]:
         changes: list[Change] = []
-        for call in splitter.calls[self._n_read :]:
+        for call in splitter.calls[self._n_read : self._most_calls]:
             self._n_read += 1
             if not self._is_in_call:
                 changes += [*self._begin_call(call), *self._end()]

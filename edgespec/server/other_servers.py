@@ -198,8 +198,11 @@ def ollama_dialect(completions: Completions, content: object, chats: bool) -> Re
         messages = _messages(messages) if isinstance(messages, list) else messages
         asked |= {"tools": fields.get("tools") or None}
     else:
+        _refuse_images(fields)
         turns = (("system", fields.get("system")), ("user", prompt))
         messages = [{"role": role, "content": content} for role, content in turns if content]
+        if not messages:  # which loads a model
+            messages, asked["max_tokens"] = [{"role": "user", "content": ""}], 0
     if (thinks := fields.get("think")) is not None:
         name = "effort" if isinstance(thinks, str) else "enabled"
         asked["reasoning"] = {name: thinks}
@@ -239,13 +242,18 @@ def _messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
 def _message(message: Any) -> dict[str, Any]:
     """A message in OpenAI's format: calls have arguments as objects, and may have no ids."""
     turn = dict(as_fields(message))
-    if turn.pop("images", None):
-        raise RequestError("images: models here read text only", "messages")
+    _refuse_images(turn)
+    turn.pop("images", None)
     if thinking := turn.pop("thinking", None):
         turn["reasoning_content"] = thinking
     if isinstance(calls := turn.get("tool_calls"), list):
         turn["tool_calls"] = [{"type": "function"} | dict(as_fields(call)) for call in calls]
     return turn
+
+
+def _refuse_images(fields: Mapping[str, Any]) -> None:
+    if fields.get("images"):
+        raise RequestError("images: models here read text only", "images")
 
 
 class OllamaReply(Reply):
@@ -274,8 +282,9 @@ class OllamaReply(Reply):
         content: Answer = {"content": message.get("content") or ""}
         if reasoning := message.get("reasoning_content"):
             content["thinking"] = reasoning
-        if calls := message.get("tool_calls"):
-            content["tool_calls"] = [{"function": _function(call["function"])} for call in calls]
+        called = [_function(call["function"]) for call in message.get("tool_calls", ())]
+        if calls := [{"function": one} for one in called if one]:
+            content["tool_calls"] = calls
         if self._chats:
             content = {"message": {"role": "assistant"} | content}
         else:
@@ -298,10 +307,11 @@ class OllamaReply(Reply):
 
 
 def _function(function: Mapping[str, Any]) -> Answer:
+    """The call of a function; empty for one that was cut off, which nobody may make."""
     try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except ValueError:  # of a call that was cut off
-        arguments = {}
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return {}
     return {"name": function["name"], "arguments": arguments}
 
 

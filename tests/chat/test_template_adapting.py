@@ -283,3 +283,12 @@ def test_a_form_is_found_in_few_renderings(monkeypatch):
 def test_ids_that_are_numbers_are_taken_as_text():
     text = ChatTemplate(NINE_LETTERS).render([USER, calls(5), result(5)])
     assert text == ChatTemplate(NINE_LETTERS).render([USER, calls("5"), result("5")])
+
+
+@pytest.mark.parametrize("effort", ["low", "medium", "xhigh"])
+def test_an_effort_that_a_template_refuses_is_the_nearest_that_it_knows(effort: str) -> None:
+    refuses = (
+        "{% if reasoning_effort not in ['none', 'high'] %}{{ raise_exception('') }}{% endif %}"
+    )
+    template = ChatTemplate(refuses + "{{ reasoning_effort }}" + PLAIN)
+    assert template.render([USER], reasoning_effort=effort) == "high<user>Hello"

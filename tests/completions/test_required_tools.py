@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from edgespec.completions.protocols.response_requests import ResponsesRequest
+from edgespec.completions.request_grammars import call_grammar
 from edgespec.completions.requests import ChatRequest
+from edgespec.completions.writing import MessageWriter
 from edgespec.errors import UsageError
 from edgespec.session.session import Session
 from sentences import refuses
@@ -136,3 +138,24 @@ def test_a_template_with_another_form_of_calls_is_answered_by_one_in_json(
         assert isinstance(json.loads(call["arguments"]), dict)
     finally:
         session.use_chat_template(WITH_TOOLS)
+
+
+def test_a_call_may_come_instead_of_an_answer_by_a_schema(session: Session) -> None:
+    """Agents that want typed answers give both: their tools were never called."""
+    grammar = call_grammar([ADD], answer={"type": "object", "properties": {"sum": {"const": 5}}})
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    for text in (call, '{"sum": 5}'):
+        constraint = session.constraint(grammar)
+        for token in session.encode(text):
+            assert constraint.allowed()[token], text
+            constraint.take(token)
+
+
+def test_of_several_calls_one_comes_where_one_is_asked_for() -> None:
+    text = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>\n' * 2
+    for size in (1, len(text)):
+        message = MessageWriter(None, {"stop": None}, most_calls=1)
+        for begin in range(0, len(text), size):
+            message.push(text[begin : begin + size])
+        message.finish()
+        assert [part.kind for part in message.parts] == ["call"]

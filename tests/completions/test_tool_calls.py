@@ -94,3 +94,8 @@ def test_reasoning_that_the_prompt_opened_is_told_apart():
     message.push("Hm.</think>Four.")
     message.finish()
     assert message_of(message.parts) == {"content": "Four.", "reasoning_content": "Hm."}
+
+
+@pytest.mark.parametrize("n_cut", range(1, 12))
+def test_an_end_mark_that_is_cut_off_is_no_text(n_cut: int):
+    assert split(CALL[:-n_cut]) == ("", [ADD])

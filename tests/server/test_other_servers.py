@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from edgespec.server.guarding import Guard
-from edgespec.server.other_servers import _messages
+from edgespec.server.other_servers import _function, _messages
 from edgespec.session.session import Session
 from server_running import serving
 
@@ -199,3 +199,21 @@ def test_a_result_in_ollamas_form_belongs_to_the_call_of_its_name() -> None:
 def test_an_error_in_ollamas_form(client: httpx.Client, fields: dict[str, Any]) -> None:
     answer = client.post("/api/chat", json=fields)
     assert answer.status_code == 400 and isinstance(answer.json()["error"], str)
+
+
+def test_pictures_are_refused_and_no_prompt_loads_the_model(client: httpx.Client) -> None:
+    asked = {"model": "pair", "stream": False}
+    images = {"images": ["aGVsbG8="]}
+    for path, more in (
+        ("/api/generate", {"prompt": "What is it?"} | images),
+        ("/api/chat", {"messages": [HELLO[0] | images]}),
+    ):
+        refused = client.post(path, json=asked | more)
+        assert refused.status_code == 400 and "images: models here" in refused.json()["error"]
+    loaded = client.post("/api/generate", json=asked)
+    assert (loaded.status_code, loaded.json()["response"]) == (200, "")
+
+
+@pytest.mark.parametrize("arguments", ["", '{"a": "b'])
+def test_a_call_that_was_cut_off_is_none_of_ollamas(arguments: str) -> None:
+    assert _function({"name": "f", "arguments": arguments}) == {}

@@ -6,6 +6,7 @@ What cannot be had is refused. Knows no session.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -24,6 +25,9 @@ from edgespec.completions.protocols.request_parts import (
 from edgespec.completions.requests import MAX_STOPS, ChatRequest, callable_tools
 from edgespec.settings.config import INT32_MAX
 
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:.*\n*")
+"""What Claude Code puts first, with a hash of each request: nothing read before could be used."""
+
 
 class Thinking(RequestPart):
     """Settings of the model's reasoning; the model's own if there are none."""
@@ -37,6 +41,7 @@ class ToolChoice(RequestPart):
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
+    disable_parallel_tool_use: bool = False
 
 
 class OutputFormat(RequestPart):
@@ -84,7 +89,7 @@ class CountRequest(ParsedRequest):
 
     def _chat_fields(self) -> dict[str, Any]:
         tools = [_tool(tool, at) for at, tool in callable_tools(self.tools or (), None, "custom")]
-        output, thinking = self.output_config, self.thinking
+        output, thinking, choice = self.output_config, self.thinking, self.tool_choice
         reasoning: dict[str, Any] = {"effort": output.effort}
         if thinking is not None:
             reasoning["enabled"] = thinking.type != "disabled"
@@ -95,7 +100,8 @@ class CountRequest(ParsedRequest):
             "model": self.model,
             "messages": self._messages(),
             "tools": tools or None,
-            "tool_choice": self.tool_choice and _choice(self.tool_choice),
+            "tool_choice": choice and _choice(choice),
+            "parallel_tool_calls": choice and not choice.disable_parallel_tool_use,
             "response_format": schema,
             "reasoning": reasoning,
         }
@@ -106,7 +112,8 @@ class CountRequest(ParsedRequest):
             with reading("system", "system"):
                 blocks = [self.system] if isinstance(self.system, str) else self.system
                 texts = [text_of(one if isinstance(one, str) else [one]) for one in blocks]
-            messages.append({"role": "system", "content": "\n\n".join(texts)})
+                told = "\n\n".join(filter(None, (_BILLING.sub("", text) for text in texts)))
+            messages.append({"role": "system", "content": told})
         for place, message in enumerate(self.messages):
             with reading(f"messages.{place}", "messages"):
                 _add(messages, message)

@@ -128,10 +128,10 @@ function send(text) {
 /* Asks for what follows the newest message, or for the rest of `message`, an answer that was cut. */
 async function answer(mine, message = null) {
   if (mine.growing) return;
-  const asked = mine.path, { converses } = mine, controller = new AbortController();
-  const begun = message?.content.length || 0;
+  const { converses } = mine, controller = new AbortController(), begun = message?.content.length || 0;
+  const asked = mine.path.filter(one => begun || one !== message);  /* reasoning alone cannot go on */
   message ||= { id: newId(), parent: mine.head, role: "assistant", content: "" };
-  Object.assign(message, { reasoning: message.reasoning || "", origins: message.origins || [] });
+  Object.assign(message, { reasoning: begun && message.reasoning || "", origins: begun && message.origins || [] });
   Object.assign(mine, { growing: { message, controller }, failure: "" });
   const meter = new Meter(mine, message);
   let reason = "";

@@ -224,3 +224,17 @@ def test_a_call_that_a_stop_sequence_cut_off_is_not_to_be_made() -> None:
     session = ScriptedSession(*pieces, reason="stop", stopped_by="END")
     answer = whole(dialect(session), asked(tools=[WEATHER], stop_sequences=["END"]))
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "END")
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_what_claude_code_writes_first_anew_in_each_session_is_left_out(is_list: bool) -> None:
+    """All behind it had to be read again: 19,000 tokens."""
+
+    def messages(cch: str) -> list[Any]:
+        told = f"x-anthropic-billing-header: cc_version=2.1.197.{cch}; cch={cch};"
+        system: Any = [{"type": "text", "text": told}, {"type": "text", "text": "Be kind."}]
+        system = system if is_list else f"{told}\nBe kind."
+        return MessagesRequest.parse(asked(system=system)).chat_request().messages
+
+    assert messages("a") == messages("b")
+    assert messages("a")[0] == {"role": "system", "content": "Be kind."}
