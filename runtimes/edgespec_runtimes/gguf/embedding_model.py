@@ -22,6 +22,7 @@ from edgespec.registry import ModelRequest, PreparedEmbedder
 from edgespec.values import ModelInfo, PagingStats
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.context.rows import RowBatch, Rows, fill
+from edgespec_runtimes.gguf.file.details import info_of
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES
 from edgespec_runtimes.gguf.llama import loading
@@ -57,29 +58,27 @@ class PreparedGgufEmbedder(PreparedEmbedder):
         self._request = request
         self.header = header
         self.stop = AbortFlag()
+        traced = replace(TRACED_SHAPE, pools=True)
         model = loading.load_sizes_only(header.path, no_texts=header)
         try:
-            self.info = self._describe(model)
+            n_ctx = request.ctx_size or min(model.n_ctx_train, MAX_CTX)
+            request.check_context(n_ctx, model.n_ctx_train)
+            info = info_of(header, model.n_vocab)
+            self.info = replace(info, n_ctx=n_ctx, n_layers=model.n_layers, prompt_batch=n_ctx)
             self.shape = replace(
-                TRACED_SHAPE,
-                n_ctx=self.info.n_ctx,
-                n_batch=self.info.n_ctx,
+                traced,
+                n_ctx=n_ctx,
+                n_batch=n_ctx,
                 n_threads=loading.useful_threads(header.weight_bytes, request.n_threads),
                 # attention rounds as in llama-cpp-python unless flash attention is asked for
                 flash_attn="on" if options.flash_attn == "on" else "off",
-                pools=True,
             )
             self._sizes = contexts.context_sizes(model, self.shape)
             self.n_values = int(lib.llama_model_n_embd_out(model.handle))
         finally:
             model.close()
-        self._mapped = MappedWeights(
-            header,
-            Offloading,
-            self.stop,
-            partial(request.phase, "mapping", {}),
-            replace(TRACED_SHAPE, pools=True),
-        )
+        timed = partial(request.phase, "mapping", {})
+        self._mapped = MappedWeights(header, Offloading, self.stop, timed, traced)
 
     @property
     def enforced(self) -> bool:
@@ -109,9 +108,7 @@ class PreparedGgufEmbedder(PreparedEmbedder):
         )
 
     def load(self, plan: MemoryPlan, progress: Progress | None = None) -> GgufEmbedder:
-        model, weights = load_paged(
-            self.header, self._mapped, self._request, plan, self.shape, self.stop, progress
-        )
+        model, weights = load_paged(self._mapped, self._request, plan, self.shape, progress)
         try:
             if self.stop.is_set:
                 raise Cancelled("loading was cancelled")
@@ -125,20 +122,6 @@ class PreparedGgufEmbedder(PreparedEmbedder):
 
     def close(self) -> None:
         self._mapped.close()
-
-    def _describe(self, model: loading.Model) -> ModelInfo:
-        request = self._request
-        n_ctx = request.ctx_size or min(model.n_ctx_train, MAX_CTX)
-        request.check_context(n_ctx, model.n_ctx_train)
-        return ModelInfo(
-            name=self.header.name,
-            architecture=self.header.architecture,
-            n_vocab=model.n_vocab,
-            n_ctx=n_ctx,
-            n_layers=model.n_layers,
-            size_bytes=self.header.weight_bytes,
-            prompt_batch=n_ctx,
-        )
 
 
 class GgufEmbedder(EmbeddingModel):

@@ -101,10 +101,7 @@ class PreparedGguf(MeasuredGguf):
             # llama.cpp's own mapping, on platforms that cannot enforce the budget
             return self._open(self._mapped.take_model(), shape, None)
         with self._phase("pinned weights"):
-            mapped, request = self._mapped, self.request
-            model, weights = load_paged(
-                self._header, mapped, request, plan, shape, self.stop, progress
-            )
+            model, weights = load_paged(self._mapped, self.request, plan, shape, progress)
         if sizes := self.buffers(shape):
             weights.buffers = PromptBuffers(sizes, weights.lend)
         return self._open(model, shape, weights)

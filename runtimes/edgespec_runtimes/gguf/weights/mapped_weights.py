@@ -52,9 +52,9 @@ class MappedWeights:
         that of the context whose graph is traced."""
         self.is_lazy = True
         """True if the platform maps files without reading them."""
-        self._header = header
+        self.header = header
         self._offloading = offloading
-        self._stop = stop
+        self.stop = stop
         self._mapping = mapping
         self._shape = shape
         self._model: loading.Model | None = None
@@ -115,7 +115,7 @@ class MappedWeights:
         for name in ("traced", "mixtures", "cuts"):
             self.__dict__.pop(name, None)
         with self._mapping():
-            self._model, self.is_lazy = loading.load_mapped(self._header.path, placement)
+            self._model, self.is_lazy = loading.load_mapped(self.header.path, placement)
         if not is_paged:
             return
         places = {
@@ -127,7 +127,7 @@ class MappedWeights:
         here = places.keys() & (staying | self._offloading().names)
         if misplaced := staying ^ here:
             raise ModelError(
-                f"llama.cpp placed {len(misplaced)} tensors of {self._header.path.name} on the "
+                f"llama.cpp placed {len(misplaced)} tensors of {self.header.path.name} on the "
                 f"device or beside it otherwise than planned ({min(misplaced)} is one): choose "
                 f"another {setting.n_gpu_layers}"
             )
@@ -153,5 +153,5 @@ class MappedWeights:
             self._model = None
 
     def _trace(self) -> list[segments.TracedWeight]:
-        self._model, self.is_lazy = loading.load_mapped(self._header.path)
-        return segments.trace_weights(self._model, self._header, self._stop, self._shape)
+        self._model, self.is_lazy = loading.load_mapped(self.header.path)
+        return segments.trace_weights(self._model, self.header, self.stop, self._shape)

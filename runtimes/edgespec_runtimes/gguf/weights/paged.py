@@ -29,10 +29,8 @@ from edgespec.tracing.spans import NO_SPAN, Span, Track
 from edgespec.values import PagingStats
 from edgespec_runtimes.gguf.context.contexts import ContextShape
 from edgespec_runtimes.gguf.context.prompt_buffers import PromptBuffers
-from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.kernels.packer import BufferFields, Packer
 from edgespec_runtimes.gguf.llama import abi, loading
-from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.weights.mapped_weights import MappedWeights
 from edgespec_runtimes.gguf.weights.packing import packed_fields
@@ -59,15 +57,10 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
     """
 
     def __init__(
-        self,
-        header: GgufFile,
-        mapped: MappedWeights,
-        request: ModelRequest,
-        plan: MemoryPlan,
-        shape: ContextShape,
-        stop: AbortFlag,
+        self, mapped: MappedWeights, request: ModelRequest, plan: MemoryPlan, shape: ContextShape
     ) -> None:
         """`request` has the trace and the limit of reads."""
+        header, stop = mapped.header, mapped.stop
         lower = [mapped.nested.path] if mapped.nested else []
         paths = [*header.paths, *lower]
         open_reader = partial(DirectReader, paths, ReadLimit(request.read_limit))
@@ -363,19 +356,17 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
 
 
 def load_paged(
-    header: GgufFile,
     mapped: MappedWeights,
     request: ModelRequest,
     plan: MemoryPlan,
     shape: ContextShape,
-    stop: AbortFlag,
     progress: Progress | None,
 ) -> tuple[loading.Model, PagedWeights]:
     """The mapped model and its weights, of which the pinned ones are read; both are the caller's.
 
     Raises WeightReadError and Cancelled.
     """
-    weights = PagedWeights(header, mapped, request, plan, shape, stop)
+    weights = PagedWeights(mapped, request, plan, shape)
     model = mapped.take_model()
     try:
         weights.fill(progress)
