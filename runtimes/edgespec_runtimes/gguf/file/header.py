@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 from edgespec.errors import ModelError
 from edgespec.files.regular import open_regular
@@ -22,6 +23,8 @@ from edgespec_runtimes.gguf.file.parts import (
     TensorEntry,
     read_part,
 )
+
+T = TypeVar("T", int, str)
 
 __all__ = ["GgufArray", "GgufFile", "TensorEntry", "ValueType", "read_header"]
 
@@ -132,20 +135,19 @@ class GgufFile:
 
     def integer(self, key: str, default: int | None = None) -> int:
         """An integer in the metadata. Raises ModelError if it is missing or of another type."""
-        value = self.metadata.get(key, default)
-        if value is None:
-            raise ModelError(f"{self.path}: metadata has no {key}; convert it again")
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ModelError(f"{self.path}: {key} must be an integer, it is {_describe(value)}")
-        return value
+        return self._typed(key, default, int, "an integer")
 
     def text(self, key: str, default: str | None = None) -> str:
         """A string in the metadata. Raises ModelError if it is missing or of another type."""
+        return self._typed(key, default, str, "a string")
+
+    def _typed(self, key: str, default: T | None, kind: type[T], what: str) -> T:
         value = self.metadata.get(key, default)
         if value is None:
             raise ModelError(f"{self.path}: metadata has no {key}; convert it again")
-        if not isinstance(value, str):
-            raise ModelError(f"{self.path}: {key} must be a string, it is {_describe(value)}")
+        if isinstance(value, bool) or not isinstance(value, kind):
+            told = "an array" if isinstance(value, GgufArray) else repr(value)
+            raise ModelError(f"{self.path}: {key} must be {what}, it is {told}")
         return value
 
 
@@ -198,7 +200,3 @@ def _split_paths(named: GgufFile, count: int) -> list[Path]:
         if not part.exists():
             raise ModelError(f"part {index + 1} of {count} is missing: put {part} there")
     return parts
-
-
-def _describe(value: MetadataValue) -> str:
-    return "an array" if isinstance(value, GgufArray) else repr(value)

@@ -128,18 +128,9 @@ def types_with(kernels: Kernels) -> frozenset[str]:
 
 
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
-SCALARS = {
-    ValueType.UINT8: struct.Struct("<B"),
-    ValueType.INT8: struct.Struct("<b"),
-    ValueType.UINT16: struct.Struct("<H"),
-    ValueType.INT16: struct.Struct("<h"),
-    ValueType.UINT32: struct.Struct("<I"),
-    ValueType.INT32: struct.Struct("<i"),
-    ValueType.FLOAT32: struct.Struct("<f"),
-    ValueType.BOOL: struct.Struct("<?"),
-    ValueType.UINT64: struct.Struct("<Q"),
-    ValueType.INT64: struct.Struct("<q"),
-    ValueType.FLOAT64: struct.Struct("<d"),
+_SIZED = [kind for kind in ValueType if kind not in (ValueType.STRING, ValueType.ARRAY)]
+SCALARS: Mapping[ValueType, struct.Struct] = {
+    kind: struct.Struct(f"<{letter}") for kind, letter in zip(_SIZED, "BbHhIif?Qqd", strict=True)
 }
 """Binary layouts of the values of fixed size."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from edgespec.errors import ModelError, setting
 from edgespec_runtimes.gguf.file.architectures import Trait, check_embeds, check_purpose, has
-from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, ValueType
+from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, ValueType
 from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.file.layout import NONE
 
@@ -133,14 +133,12 @@ def _check_attention(header: GgufFile) -> None:
         is_alike = has(header, Trait.HEADS_ALIKE) and key_norm in header.tensors_by_name
         if is_alike and n_heads != n_kv_heads:
             raise _wrong(header, f"layer {layer} norms {n_kv_heads} KV heads like {n_heads}")
-    if len(set(zip(heads, kv_heads, strict=True))) > 1:
+    if has(header, Trait.PLAIN) and len(set(zip(heads, kv_heads, strict=True))) > 1:
         _check_heads_fit(header, heads, kv_heads)
 
 
 def _check_heads_fit(header: GgufFile, heads: list[int], kv_heads: list[int]) -> None:
     """Check that projections fit the heads, which llama.cpp does not if layers differ."""
-    if not has(header, Trait.PLAIN):
-        return
     for layer, (n_heads, n_kv_heads) in enumerate(zip(heads, kv_heads, strict=True)):
         for name, n_rows in (("q", n_heads), ("k", n_kv_heads), ("v", n_kv_heads)):
             tensor = header.tensors_by_name.get(f"blk.{layer}.attn_{name}.weight")
@@ -173,11 +171,13 @@ def _key_size(header: GgufFile) -> int:
 
 def _check_tensor_types(header: GgufFile) -> None:
     for tensor in header.tensors:
-        if tensor.name.endswith(VECTORS) and tensor.type.name != "F32":
-            raise _unusable(header, tensor, "it must be F32")
-        looked_up = any(table in tensor.name for table in INDEX_TABLES)
-        if tensor.type.kernels is NONE and not looked_up:
-            raise _unusable(header, tensor, "there is no kernel for such weights")
+        kind, why = tensor.type, ""
+        if tensor.name.endswith(VECTORS) and kind.name != "F32":
+            why = "it must be F32"
+        elif kind.kernels is NONE and not any(table in tensor.name for table in INDEX_TABLES):
+            why = "there is no kernel for such weights"
+        if why:
+            raise ModelError(f"{header.path}: {tensor.name} is stored as {kind.name}: {why}")
 
 
 def _check_vocabulary(header: GgufFile, tokenizers: Sequence[str]) -> None:
@@ -193,13 +193,15 @@ def _check_vocabulary(header: GgufFile, tokenizers: Sequence[str]) -> None:
     texts = [
         text or b"[EMPTY_%d]" % token for token, text in enumerate(tokens.strings())
     ]  # llama.cpp's name for an empty token
-    if len(set(texts)) != len(texts):
+    known = set(texts)
+    if len(known) != len(texts):
         raise _wrong(header, "the vocabulary holds a token twice")
     if len(texts) <= IMPLIED_TOKEN:
         raise _wrong(header, f"the vocabulary has no more than {len(texts)} tokens")
     _check_special_tokens(header, len(texts))
-    if model in BYTE_SPELLINGS:
-        _check_byte_tokens(header, texts, BYTE_SPELLINGS[model])
+    for byte in range(256) if model in BYTE_SPELLINGS else ():
+        if not BYTE_SPELLINGS[model](byte) & known:
+            raise _wrong(header, f"the vocabulary has no token for the byte {byte:#04x}")
 
 
 def _check_special_tokens(header: GgufFile, n_tokens: int) -> None:
@@ -208,15 +210,6 @@ def _check_special_tokens(header: GgufFile, n_tokens: int) -> None:
         added |= name == "bos" and header.metadata["tokenizer.ggml.model"] == "gemma4"
         if added and not 0 <= header.integer(f"tokenizer.ggml.{name}_token_id", -1) < n_tokens:
             raise _wrong(header, f"every text gets a {name} token, but there is none")
-
-
-def _check_byte_tokens(
-    header: GgufFile, texts: Sequence[bytes], spellings: Callable[[int], set[bytes]]
-) -> None:
-    known = set(texts)
-    for byte in range(256):
-        if not spellings(byte) & known:
-            raise _wrong(header, f"the vocabulary has no token for the byte {byte:#04x}")
 
 
 def _count(
@@ -244,7 +237,3 @@ def _per_layer(header: GgufFile, key: str, default: int | None) -> list[int]:
 
 def _wrong(header: GgufFile, what: str) -> ModelError:
     return ModelError(f"{header.path} is damaged: {what}; download or convert it again")
-
-
-def _unusable(header: GgufFile, tensor: TensorEntry, why: str) -> ModelError:
-    return ModelError(f"{header.path}: {tensor.name} is stored as {tensor.type.name}: {why}")
