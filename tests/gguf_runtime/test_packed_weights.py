@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from test_gguf_types import quantised
 from edgespec.ports import LanguageModel
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES
-from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES, Packer
+from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES, Packer, packs_invariantly
 from edgespec_runtimes.gguf.llama import abi, ggml, loading
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.weights.packing import packed_matrices
@@ -36,9 +36,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def paged(path: Path) -> Iterator[GgufModel]:
-    with ExitStack() as owned:
-        model = open_paged(path)
-        owned.callback(model.close)
+    with closing(open_paged(path)) as model:
         yield model
 
 
@@ -60,7 +58,6 @@ def test_between_passes_streamed_weights_have_the_buffer_fields_of_the_file(
     paged: GgufModel,
 ) -> None:
     """A reader outside a pass finds the mapping: slow, and never wrong."""
-    assert paged._weights is not None
     evaluate(paged, *line(range(400, 404)))
     streamed = [weight.address for swaps in paged._weights._swaps for weight, _ in swaps]
     assert not paged._weights.packed.keys().isdisjoint(streamed)
@@ -87,7 +84,7 @@ def test_weights_are_packed_piece_by_piece_as_llama_cpp_packs_them_at_once(path:
         tensor = ggml.new_tensor(ggml.new_context(owned), Q4_0, n_in, n_out)
         ggml.place(tensor, ggml.new_buffer(owned, buffer_type, 64), ctypes.addressof(expected))
         ggml.set_tensor(tensor, stored, len(stored))
-        assert packer.buffer_fields(Q4_0, n_in, n_out) is not None
+        packer.buffer_fields(Q4_0, n_in, n_out)
         found = ctypes.create_string_buffer(stored, len(stored))
         packer.pack(ctypes.addressof(found), Q4_0, n_in, n_out)
         assert found.raw == expected.raw != stored
@@ -97,11 +94,11 @@ def test_weights_of_any_number_of_widths_are_packed(path: Path) -> None:
     """The process was aborted at the 179th."""
     with Packer() as packer:
         for n_in in range(32, 32 * 400, 32):
-            if packer.buffer_fields(Q4_0, n_in, 16) is not None:
+            if packs_invariantly(Q4_0, n_in, 16):
+                packer.buffer_fields(Q4_0, n_in, 16)
                 found = ctypes.create_string_buffer(16 * TENSOR_TYPES[Q4_0].nbytes(n_in))
                 packer.pack(ctypes.addressof(found), Q4_0, n_in, 16)
 
 
 def test_rows_that_fill_no_group_stay_as_stored(path: Path) -> None:
-    with Packer() as packer:
-        assert packer.buffer_fields(Q4_0, 256, 9) is None
+    assert not packs_invariantly(Q4_0, 256, 9)

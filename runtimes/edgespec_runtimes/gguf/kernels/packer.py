@@ -74,13 +74,12 @@ class Packer(Closeable):
         self._owned = ExitStack()
         self._context = ggml.new_context(self._owned)
         self._buffer = 0
-        self._fields: dict[tuple[int, int, int], BufferFields | None] = {}
+        self._fields: dict[tuple[int, int, int], BufferFields] = {}
         self._pieces: dict[tuple[int, int], _Piece] = {}
         self._copy = ctypes.create_string_buffer(1)
 
-    def buffer_fields(self, kind: int, n_in: int, n_out: int) -> BufferFields | None:
-        """Buffer fields of a tensor with packed weights [n_out, n_in]; None if they are not
-        packed."""
+    def buffer_fields(self, kind: int, n_in: int, n_out: int) -> BufferFields:
+        """Buffer fields of a tensor with weights [n_out, n_in] that are packed."""
         shape = kind, n_in, n_out
         if shape not in self._fields:
             self._fields[shape] = self._new_fields(*shape)
@@ -102,11 +101,10 @@ class Packer(Closeable):
         self._fields.clear()
         self._pieces.clear()
 
-    def _new_fields(self, kind: int, n_in: int, n_out: int) -> BufferFields | None:
-        buffer_type = ggml.packing_buffer_type(kind, n_in, n_out)
-        if buffer_type is None or ggml.buffer_type_name(buffer_type) != BUFFER_TYPE:
-            return None
+    def _new_fields(self, kind: int, n_in: int, n_out: int) -> BufferFields:
         if not self._buffer:
+            buffer_type = ggml.packing_buffer_type(kind, n_in, n_out)
+            assert buffer_type is not None, "weights that are not packed have no such fields"
             self._buffer = ggml.new_buffer(self._owned, buffer_type, _BUFFER_BYTES)
         with ExitStack() as owned:
             tensor = ggml.new_tensor(ggml.new_context(owned), kind, n_in, n_out)

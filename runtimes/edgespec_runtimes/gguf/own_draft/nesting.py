@@ -66,8 +66,8 @@ def _split_q8_0(units: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     multiples = _rounded(scales * 16, steps, 63)
     least = (steps * ((128 - 7.5) / 16)).astype(np.float16)  # less the mean of the lower 4 bits
     packed = _packed(multiples, multiples)
-    uppers = [step.view(np.uint8), least.view(np.uint8), packed, _nibbles(codes >> 4)]
-    return np.concatenate(uppers, 1), np.concatenate([heads, _nibbles(codes & 15)], 1)
+    uppers = [step.view(np.uint8), least.view(np.uint8), packed, _pack(codes >> 4, 4)]
+    return np.concatenate(uppers, 1), np.concatenate([heads, _pack(codes & 15, 4)], 1)
 
 
 def _join_q8_0(upper: np.ndarray, lower: np.ndarray, out: np.ndarray) -> None:
@@ -103,7 +103,7 @@ def _split_q8_0_by(
     if weights is None:
         return None
     upper, lower, numbers = ways.split(codes)
-    lowers = [heads, _nibbles(lower & 15), put(lower >> 4), numbers]
+    lowers = [heads, _pack(lower & 15, 4), put(lower >> 4), numbers]
     return fit(upper, weights), np.concatenate(lowers, 1)
 
 
@@ -154,7 +154,7 @@ def _q2_k(upper: np.ndarray, weights: np.ndarray) -> np.ndarray:
     offset = np.maximum(scales * step.astype(np.float32) * mean - wanted, 0)
     least = (offset.max(1, keepdims=True) / 15).astype(np.float16)
     minima = _rounded(offset, least.astype(np.float32), 15)
-    packed = [scales | minima << 4, _pairs(upper), step.view(np.uint8), least.view(np.uint8)]
+    packed = [scales | minima << 4, _pack(upper, 2), step.view(np.uint8), least.view(np.uint8)]
     return np.concatenate(packed, 1)
 
 
@@ -216,7 +216,7 @@ def _join_q6_k(upper: np.ndarray, lower: np.ndarray, out: np.ndarray) -> None:
 
 
 def _rows(units: np.ndarray, begin: int, n_bits: int, shift: int = 0) -> np.ndarray:
-    """The 8 rows of 32 codes that `_bits`, `_pairs` or `_nibbles` packed, from byte `begin` of each
+    """The 8 rows of 32 codes that `_pack` packed, from byte `begin` of each
     unit, shifted to the left; uint64 [8, 4 * units], a code in each byte."""
     packed = np.ascontiguousarray(units[:, begin : begin + 32 * n_bits].view("V32").T)
     shifts = np.arange(0, 8, n_bits, dtype=np.uint64)[:, np.newaxis]
@@ -244,20 +244,15 @@ def _put(rows: np.ndarray, n_bits: int, out: np.ndarray, begin: int) -> None:
 
 def _three_bits(codes: np.ndarray) -> np.ndarray:
     """256 codes of 3 bits as bytes [units, 96], in the order of Q3_K."""
-    return np.concatenate([_bits(codes >> 2), _pairs(codes & 3)], 1)
+    return np.concatenate([_pack(codes >> 2, 1), _pack(codes & 3, 2)], 1)
 
 
-def _bits(codes: np.ndarray) -> np.ndarray:
-    """256 codes of 1 bit as bytes [units, 32], a bit for each of 8 rows."""
-    return np.packbits(codes.reshape(-1, 8, 32), axis=1, bitorder="little").reshape(-1, 32)
-
-
-def _pairs(codes: np.ndarray) -> np.ndarray:
-    """256 codes of 2 bits as bytes [units, 64], in the order of Q2_K."""
-    rows = codes.reshape(-1, 2, 4, 32)
-    packed = rows[:, :, 0] | rows[:, :, 1] << 2 | rows[:, :, 2] << 4 | rows[:, :, 3] << 6
-    found: np.ndarray = packed.reshape(-1, 64)
-    return found
+def _pack(codes: np.ndarray, n_bits: int) -> np.ndarray:
+    """256 codes of 1, 2 or 4 bits as bytes [units, 32 * n_bits], in the order of K-quants."""
+    shifts = np.arange(0, 8, n_bits, dtype=np.uint8)[:, np.newaxis]
+    rows = codes.reshape(-1, n_bits, 8 // n_bits, 32) << shifts
+    packed: np.ndarray = np.bitwise_or.reduce(rows, axis=2)
+    return packed.reshape(-1, 32 * n_bits)
 
 
 def _scales(head: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -285,13 +280,6 @@ def _rounded(values: np.ndarray, unit: np.ndarray, most: int, least: int = 0) ->
     return limited.astype(np.int16).astype(np.uint8)
 
 
-def _nibbles(codes: np.ndarray) -> np.ndarray:
-    """256 codes of 4 bits as bytes [units, 128], in the order of Q4_K."""
-    rows = codes.reshape(-1, 4, 2, 32)
-    paired: np.ndarray = rows[:, :, 0] | rows[:, :, 1] << 4
-    return paired.reshape(-1, 128)
-
-
 # found one by one, each with the least error of the upper parts of Qwen2.5-Coder-1.5B
 _Q8_0_SMALL = Ways("32,16 31,2 28,0 21,0 36,4 35,0 16,0 25,0", 256, 32)
 _Q8_0_LEAST = Ways(
@@ -306,16 +294,16 @@ _Q4_K = Ways("4,0 3,0 3,3 4,-1 4,1 3,4 3,2 2,0 2,6 4,-2 4,2 3,1 5,0 3,-1 2,3 5,-
 _CODES: Mapping[tuple[str, str], tuple[Any, Any]] = {
     ("Q8_0", "Q4_K"): (_split_q8_0, _join_q8_0),
     ("Q8_0", "Q3_K"): (
-        partial(_split_q8_0_by, _Q8_0_SMALL, _bits, _q3_k),
+        partial(_split_q8_0_by, _Q8_0_SMALL, partial(_pack, n_bits=1), _q3_k),
         partial(_join_q8_0_by, _Q8_0_SMALL, 1, _rows_of_three_bits),
     ),
     ("Q8_0", "Q2_K"): (
-        partial(_split_q8_0_by, _Q8_0_LEAST, _pairs, _q2_k),
+        partial(_split_q8_0_by, _Q8_0_LEAST, partial(_pack, n_bits=2), _q2_k),
         partial(_join_q8_0_by, _Q8_0_LEAST, 2, partial(_rows, begin=16, n_bits=2)),
     ),
     ("Q6_K", "Q3_K"): (_split_q6_k, _join_q6_k),
     ("Q5_K", "Q2_K"): (partial(_split_by, _Q5_K, _three_bits), _join_q5_k),
-    ("Q4_K", "Q2_K"): (partial(_split_by, _Q4_K, _pairs), _join_q4_k),
+    ("Q4_K", "Q2_K"): (partial(_split_by, _Q4_K, partial(_pack, n_bits=2)), _join_q4_k),
 }
 NESTINGS: Mapping[str, Sequence[Nesting]] = {
     name: [

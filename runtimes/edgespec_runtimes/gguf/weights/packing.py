@@ -73,9 +73,8 @@ def pack_resident(header: GgufFile, model: loading.Model, stop: AbortFlag) -> No
             raise Cancelled("loading was cancelled")
         if (entry := packed.get(name)) and abi.is_in_host_memory(address):
             shape = entry.type.code, *entry.shape
-            fields, tensor = packer.buffer_fields(*shape), abi.GgmlTensor.from_address(address)
-            assert fields is not None
-            packer.pack(tensor.data, *shape)
+            fields = packer.buffer_fields(*shape)
+            packer.pack(abi.GgmlTensor.from_address(address).data, *shape)
             fields.write_to(address)
 
 
@@ -84,13 +83,12 @@ def packed_fields(
 ) -> dict[int, BufferFields]:
     """Buffer fields of packed tensors by the tensor's address."""
     packed = {tensor.name for tensor in packed_matrices(header)}
-    found = {}
-    for weight in (weight for group in groups for weight in group.weights):
-        if weight.entry.name in packed:
-            fields = packer.buffer_fields(weight.entry.type.code, *weight.entry.shape)
-            assert fields is not None
-            found[weight.address] = fields
-    return found
+    return {
+        weight.address: packer.buffer_fields(weight.entry.type.code, *weight.entry.shape)
+        for group in groups
+        for weight in group.weights
+        if weight.entry.name in packed
+    }
 
 
 def _is_matrix(tensor: TensorEntry) -> bool:
