@@ -222,7 +222,7 @@ MOST_LINES = {
     "diagnosis": 481,
     "engine": 4000,
     "enlarge": 1135,
-    "gguf": 11478,
+    "gguf": 11463,
     "grammar": 835,
     "hub": 449,
     "jobs": 408,

@@ -135,8 +135,10 @@ class _LlamaModel(Closeable):
     """A model and a context as in llama.cpp's own programs, with one text."""
 
     def __init__(self, path: Path, request: BaselineRequest, keeps_all: bool) -> None:
-        load = partial(loading.load_resident, packed=True) if keeps_all else loading.load_filled
-        self._model = load(path, loading.NOWHERE, AbortFlag())
+        if keeps_all:
+            self._model = loading.load_resident(path, loading.NOWHERE, AbortFlag(), packed=True)
+        else:
+            self._model = loading.load_filled(path)
         self.vocabulary = GgufVocabulary(self._model)
         params = lib.llama_context_default_params()
         params.n_ctx, params.n_seq_max = request.ctx_size, 1

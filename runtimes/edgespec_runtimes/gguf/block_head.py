@@ -34,17 +34,15 @@ class GgufBlockHead(HiddenStateReader):
         super().__init__(opening, head, borrowed)
         assert head.block is not None
         self.block_guesses = self.info.block_guesses
-        self._mask_token, self._size = head.block.mask_token, head.block.size
-        self._first_row = head.block.first_row
+        self._block = head.block
         self._n_read = 0
-        self._n_candidates = head.block.n_candidates
         self._guessed: tuple[int, int] | None = None
         """Text length and root token of the latest pass, while its results are valid."""
         self._block_sequence = self._shape.n_seq - 1
         """Spare sequence for passes, free after each of them."""
-        n_ctx = max(0, self.info.n_ctx - head.block.size)
+        n_ctx = max(0, self.info.n_ctx - self._block.size)
         self.info = replace(self.info, n_ctx=n_ctx, max_nodes=self.block_guesses)
-        lib.llama_set_causal_attn(self._context, head.block.is_causal)
+        lib.llama_set_causal_attn(self._context, self._block.is_causal)
         if self.info.is_chained:
             llama_cpp_ext.llama_set_embeddings_nextn(self._context, True, False)
 
@@ -95,7 +93,7 @@ class GgufBlockHead(HiddenStateReader):
             self._guess(root[1])
             self._guessed = root
         with self._users:
-            logits: np.ndarray = self._logits(self._size)[self._first_row + depths]
+            logits: np.ndarray = self._logits(self._block.size)[self._block.first_row + depths]
             if self.info.is_chained:
                 for row, node in zip(logits, nodes, strict=True):
                     self._score(row, int(pool.depth[node]), int(pool.token[node]))
@@ -114,7 +112,7 @@ class GgufBlockHead(HiddenStateReader):
     def _guess(self, root_token: int) -> None:
         """One pass over a block."""
         self._guessed = None
-        tokens = [root_token, *[self._mask_token] * (self._size - 1)]
+        tokens = [root_token, *[self._block.mask_token] * (self._block.size - 1)]
         places = range(self._n_read, self._n_read + len(tokens))
         with self._running():
             self._memory.copy(HOME, self._block_sequence, 0, self._n_read)
@@ -133,7 +131,7 @@ class GgufBlockHead(HiddenStateReader):
         A position in llama.cpp's table has k candidates, followed by their k scores after each
         candidate of the previous position; at the first position, all are scores after the root.
         """
-        n = self._n_candidates
+        n = self._block.n_candidates
         before, row = self._outputs(2 + depth)[-2:]
         (found,) = np.nonzero(before[:n] == token) if depth else ([0],)
         if len(found):

@@ -191,7 +191,7 @@ class MeasuredGguf(PreparedModel):
             self.request.owner,
             self._options.gpu_layers_of(self.request.owner),
             self._info.n_layers,
-            (sizes.kv_bytes, sizes.compute_bytes),
+            sizes,
             gpu_bytes,
         )
 

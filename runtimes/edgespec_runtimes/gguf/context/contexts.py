@@ -108,7 +108,7 @@ class ContextShape:
         """Rows of the largest batch of a prompt, a tree, or lines."""
         return max(self.n_batch, self.n_rows, self.n_branches * self.line_rows)
 
-    def params(self) -> Any:
+    def params(self, model: Model) -> Any:
         p = lib.llama_context_default_params()
         p.n_ctx = self.n_cells
         p.n_batch = p.n_ubatch = self.largest_batch
@@ -122,6 +122,9 @@ class ContextShape:
         p.kv_unified = p.swa_full = p.no_perf = True
         p.n_rs_seq = self.n_rollback
         p.op_offload = False
+        p.ctx_other = model.lender
+        if model.mtp:
+            p.ctx_type = _MTP
         return p
 
 
@@ -145,7 +148,7 @@ glm5-next and kimi-k3, 5.0 of kimi-linear, 4.1 of qwen3next."""
 def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
     """Sizes of a context of this shape; `model` is from `load_sizes_only`."""
     with log.captured() as lines, clearing_by(lambda *_: None):
-        handle = lib.llama_init_from_model(model.handle, _params(model, shape))
+        handle = lib.llama_init_from_model(model.handle, shape.params(model))
         if not handle:
             raise UsageError(f"llama.cpp refuses this context: {log.complaint(lines)}")
         lib.llama_free(handle)
@@ -209,20 +212,12 @@ def state_support(model: Model, wanted: int) -> StateSupport:
         n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1, n_rollback=wanted
     )
     with log.captured() as lines, clearing_by(lambda *_: None):
-        handle = lib.llama_init_from_model(model.handle, shape.params())
+        handle = lib.llama_init_from_model(model.handle, shape.params(model))
     if not handle:
         return StateSupport(0, False)
     n_rollback = int(lib.llama_n_rs_seq(handle))
     lib.llama_free(handle)
     return StateSupport(n_rollback, not any(line.startswith(_WINDOWS) for line in lines))
-
-
-def _params(model: Model, shape: ContextShape) -> Any:
-    params = shape.params()
-    params.ctx_other = model.lender
-    if model.mtp:
-        params.ctx_type = _MTP
-    return params
 
 
 def _graph_bytes(n_nodes: int) -> int:
@@ -252,7 +247,7 @@ def new_context(
 
     `caches` learns the buffers of keys and values.
     """
-    params = _params(model, shape)
+    params = shape.params(model)
     if cb_eval is not None:
         params.cb_eval = cb_eval
     params.abort_callback = abort_callback()

@@ -193,9 +193,9 @@ def load_mapped(
         return _load(path, params, placement, no_texts), mappings.is_lazy
 
 
-def load_filled(path: Path, placement: LayerPlacement, stop: AbortFlag) -> Model:
+def load_filled(path: Path) -> Model:
     """Map and read the weights as llama.cpp does by default, without repacking."""
-    return _load(path, _params(_LOAD_MMAP), placement)
+    return _load(path, _params(_LOAD_MMAP))
 
 
 def load_sizes_only(path: Path, mtp: bool = False, no_texts: GgufFile | None = None) -> Model:

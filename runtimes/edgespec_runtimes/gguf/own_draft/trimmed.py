@@ -312,13 +312,10 @@ class SharedWeights(Closeable):
             for group in one_by_one(self._groups, is_stopped, "reading weights", progress):
                 base = self._memory.load(group.segment, reader, is_stopped)
                 for weight, offset in group.offsets:
-                    weight.pointer.value = base + offset
-                    name = weight.entry.name
-                    is_nested = self._nested and self._nested.put(name, base + offset)
+                    entry, weight.pointer.value = weight.entry, base + offset
+                    is_nested = self._nested and self._nested.put(entry.name, base + offset)
                     if not is_nested and (fields := packed.get(weight.address)):
-                        self._packer.pack(
-                            base + offset, weight.entry.type.code, *weight.entry.shape
-                        )
+                        self._packer.pack(base + offset, entry.type.code, *entry.shape)
                         fields.write_to(weight.address)
         finally:
             reader.close()

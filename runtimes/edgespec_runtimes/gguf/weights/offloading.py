@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from edgespec.errors import BudgetError, setting
 from edgespec.memory.budget import MIB, MemoryRow
+from edgespec_runtimes.gguf.context.contexts import ContextSizes
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT
 from edgespec_runtimes.gguf.llama import ggml, gpu
@@ -153,21 +154,17 @@ def place_layers(
     owner: str,
     n_wanted: int,
     n_layers: int,
-    context_bytes: tuple[int, int],
+    sizes: ContextSizes,
     gpu_bytes: int,
 ) -> list[MemoryRow]:
-    """Plan rows of `n_wanted` layers on GPUs. Raises BudgetError if they do not fit.
-
-    `context_bytes` are the sizes of the whole KV cache and of compute buffers.
-    """
-    kv_bytes, compute_bytes = context_bytes
+    """Plan rows of `n_wanted` layers on GPUs. Raises BudgetError if they do not fit."""
 
     def rows(n: int) -> list[MemoryRow]:
         kv_share = min(1.0, max(0, n - 1) / n_layers)
         return [
             MemoryRow(owner, "weights of layers", offloading(header, n).nbytes),
-            MemoryRow(owner, "KV cache of layers", int(kv_share * kv_bytes)),
-            MemoryRow(owner, "compute buffers", compute_bytes),
+            MemoryRow(owner, "KV cache of layers", int(kv_share * sizes.kv_bytes)),
+            MemoryRow(owner, "compute buffers", sizes.compute_bytes),
         ]
 
     def takes(n: int) -> int:

@@ -121,7 +121,8 @@ def trace_weights(
         n_rows = n_rows_named(tensor.src[1]) if op == LOOKUP else 0
         chosen_by = tensor.src[2] or 0 if op == "MUL_MAT_ID" else 0
         if chosen_by:
-            choices[chosen_by] = _choice(chosen_by)
+            chosen = abi.GgmlTensor.from_address(chosen_by)
+            choices[chosen_by] = ExpertChoice(chosen.name.decode(), chosen.op, chosen.ne[0])
         for position, source in enumerate(tensor.src):
             address, through_view = source, False
             while address and (parent := abi.GgmlTensor.from_address(address).view_src):
@@ -182,11 +183,6 @@ def _rows_per_token(entry: TensorEntry, uses: Sequence[_Use]) -> int:
     if not all(use.direct and use.op in (LOOKUP, *MATMULS) for use in uses):
         return 0
     return sum(use.n_rows for use in lookups)
-
-
-def _choice(node: int) -> ExpertChoice:
-    tensor = abi.GgmlTensor.from_address(node)
-    return ExpertChoice(tensor.name.decode(), tensor.op, tensor.ne[0])
 
 
 def _first_product(uses: Sequence[_Use]) -> int:
