@@ -27,10 +27,14 @@ from onnx_devices import GIB, STAND_IN, use
 from onnx_files import DATA_FILE, write_llama
 
 GPU = Device(CUDA_PROVIDER, "a GPU", GIB, GIB, 1, 1)
-installed = pytest.mark.skipif(
-    "onnx" not in {entry.name for entry in entry_points(group="edgespec.runtimes")},
-    reason="edgespec was installed before it had the ONNX runtime",
-)
+Pair = tuple[Path, Path]
+
+
+def installed(test: Callable[..., None]) -> Callable[..., None]:
+    """Marks a test of what is loaded by the entry point."""
+    missing = "onnx" not in {entry.name for entry in entry_points(group="edgespec.runtimes")}
+    reason = "edgespec was installed before it had the ONNX runtime"
+    return pytest.mark.slow(pytest.mark.skipif(missing, reason=reason)(test))
 
 
 @pytest.fixture
@@ -53,7 +57,7 @@ def test_auto_is_cuda_where_it_can_be_used(
 def test_auto_says_why_it_is_the_cpu_where_there_may_be_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(providers, "has_driver", lambda: True)
+    monkeypatch.setattr(providers, "nvidia_driver", object)
     monkeypatch.setattr(providers, "find_cuda", lambda: "cuDNN 9 is needed")
     note = providers.choose("auto").note
     assert note is not None
@@ -62,7 +66,7 @@ def test_auto_says_why_it_is_the_cpu_where_there_may_be_a_gpu(
 
 @pytest.mark.usefixtures("listed")
 def test_where_there_is_no_driver_nothing_is_said_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(providers, "has_driver", lambda: False)
+    monkeypatch.setattr(providers, "nvidia_driver", lambda: None)
     monkeypatch.setattr(providers, "find_cuda", lambda: "there is no NVIDIA driver")
     assert providers.choose("auto") == providers.ChosenDevice(CPU)
 
@@ -143,23 +147,22 @@ def test_a_gpu_session_takes_no_more_than_it_may() -> None:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp("models")
     big = write_llama(folder / "big", layers=12, hidden=256, heads=4, ffn=1024, vocab=512)
     return big.parent, write_llama(folder / "small", vocab=512).parent
 
 
-def settings(pair: tuple[Path, Path], **more: object) -> LoadSettings:
+def settings(pair: Pair, **more: object) -> LoadSettings:
     big, small = pair
     return LoadSettings.model_validate(
         {"model": big, "draft": small, "ctx_size": 128, "memory_budget": "2GiB", **more}
     )
 
 
-@pytest.mark.slow
 @installed
 def test_the_draft_comes_first_and_a_target_that_finds_no_room_is_the_cpus(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(STAND_IN, monkeypatch)
     plan = session.plan(settings(pair, gpu_memory_budget="34MiB"), EngineSettings(draft_max=4))
@@ -168,10 +171,9 @@ def test_the_draft_comes_first_and_a_target_that_finds_no_room_is_the_cpus(
     assert any("are left for it: the CPU computes big" in note for note in plan.notes)
 
 
-@pytest.mark.slow
 @installed
 def test_the_processs_budget_counts_nothing_of_the_gpus(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(STAND_IN, monkeypatch)
     on_cpu = session.plan(settings(pair, gpu_memory_budget=1), EngineSettings(draft_max=4))
@@ -185,10 +187,9 @@ def test_the_processs_budget_counts_nothing_of_the_gpus(
     assert "planned on the GPU" in "\n".join(report.lines())
 
 
-@pytest.mark.slow
 @installed
 def test_a_draft_that_does_not_fit_leaves_the_gpu_to_the_target(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(STAND_IN, monkeypatch)
     swapped = (pair[1], pair[0])
@@ -197,11 +198,10 @@ def test_a_draft_that_does_not_fit_leaves_the_gpu_to_the_target(
     assert any("20 are left for it: the CPU computes big" in note for note in plan.notes)
 
 
-@pytest.mark.slow
 @installed
 @pytest.mark.parametrize("budget", ["34MiB", "auto"])
 def test_the_text_is_the_same_wherever_it_is_computed(
-    budget: str, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    budget: str, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with session.load(settings(pair), EngineSettings(draft_max=4)) as running:
         expected = running.generate("the other one", max_tokens=24).tokens
@@ -211,11 +211,8 @@ def test_the_text_is_the_same_wherever_it_is_computed(
         assert running.generate("the other one", max_tokens=24).tokens == expected
 
 
-@pytest.mark.slow
 @installed
-def test_a_gpu_budget_without_a_gpu_is_refused(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_budget_without_a_gpu_is_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     use(CPU, monkeypatch)
     with refuses(UsageError):
         session.plan(settings(pair, gpu_memory_budget="75%"))
@@ -223,10 +220,9 @@ def test_a_gpu_budget_without_a_gpu_is_refused(
         settings(pair, gpu_memory_budget="1GiB", provider="cpu")
 
 
-@pytest.mark.slow
 @installed
 def test_what_a_gpus_libraries_take_of_the_process_is_planned_once(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On an H200 a process took 267 MiB more than its plan once kernels were used."""
     use(replace(STAND_IN, host_bytes=300 << 20), monkeypatch)
@@ -234,10 +230,9 @@ def test_what_a_gpus_libraries_take_of_the_process_is_planned_once(
     assert [row.nbytes for row in plan.rows if row.what == "GPU library"] == [300 << 20]
 
 
-@pytest.mark.slow
 @installed
 def test_the_smallest_budget_beside_a_gpu_is_one(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Larger budgets ask for larger batches, and the smallest one named was refused."""
     use(STAND_IN, monkeypatch)

@@ -24,7 +24,7 @@ from edgespec.values import RoundStats
 from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, MASK, POSITIONS, find_roles
 from edgespec_runtimes.onnx.files.source_model import SourceModel, named_model, read_source
 from edgespec_runtimes.onnx.files.vocabulary import read_vocabulary
-from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, simplified
+from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, has_any, simplified
 from edgespec_runtimes.onnx.graph.variants import fixed_value, is_merged
 from edgespec_runtimes.onnx.ort.sessions import StopFlag, translated
 
@@ -72,8 +72,7 @@ class _ExportedModel(Closeable):
         configs = (source.generation_config, source.config, source.genai_config)
         self.vocabulary = read_vocabulary(source.folder, self._roles.n_vocab, configs)
         # tokens in one run share a quantisation scale, and would differ from the engine's
-        scaled = any(node.op_type in BATCH_SCALED for node in model.graph.node)
-        alone = scaled or is_merged(model.graph)
+        alone = has_any(model.graph, BATCH_SCALED) or is_merged(model.graph)
         self._most = 1 if alone else max(1, MAX_LOGITS_BYTES // (4 * self._roles.n_vocab))
         trim_heap()
         self._stop = StopFlag()

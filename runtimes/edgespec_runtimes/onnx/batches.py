@@ -69,7 +69,7 @@ class Batcher:
             first = begin + at
             at += n
             slots = np.arange(first, first + n)
-            feeds = self._feeds(causal(first, n), first, slots[None])
+            feeds = self._feeds(causal(first, n), np.arange(first), slots[None])
             yield Batch(ids, feeds, first, np.arange(n), slots)
 
     def tree(
@@ -89,20 +89,21 @@ class Batcher:
         begins = [*range(n)] if self.alone else [*range(min(n, 2))] if first == 0 else [0]
         for at, end in pairwise([*begins, n]):
             mine = slice(at, end)
-            feeds = self._feeds(seen[mine, : first + end], first + at, positions[None, mine])
+            past = np.arange(first + at)
+            feeds = self._feeds(seen[mine, : first + end], past, positions[None, mine])
             numbers = np.arange(at, end)
             ids = tokens[None, mine]
             yield Batch(ids, feeds, first + at, numbers - at, first + numbers, numbers)
 
-    def _feeds(self, seen: np.ndarray, n_past: int, positions: Ints) -> dict[str, np.ndarray]:
-        """Inputs of one row, where `seen` is the attention mask, bool [new, past + new]."""
+    def _feeds(self, seen: np.ndarray, past: Ints, positions: Ints) -> dict[str, np.ndarray]:
+        """Inputs of one row after the slots `past`; `seen` is the attention mask, bool
+        [new, past + new]."""
         feeds = {
             POSITIONS: positions,
-            PAST_LENGTH: np.array([n_past], np.int64),
+            PAST_LENGTH: np.array([past.size], np.int64),
+            PAST_ROWS: past[None],
             MASK: np.ones((1, seen.shape[1]), np.int64),
         }
-        if not self.masks:
-            feeds[PAST_ROWS] = np.arange(n_past)[None]
         for name, shown, hidden in self._mask_values:
             feeds[name] = np.where(seen, shown, hidden)[None, None]
         return feeds
@@ -136,13 +137,9 @@ class Batcher:
         done: set[int] = set()
         for before, nodes in branches:
             ids = tokens[None, list(nodes)]
-            n_new, n_past = len(nodes), n_committed + len(before)
-            feeds = {
-                POSITIONS: n_committed + depths[None, list(nodes)],
-                PAST_LENGTH: np.array([n_past], np.int64),
-                PAST_ROWS: np.array([[*range(n_committed), *before]], np.int64),
-                MASK: np.ones((1, n_past + n_new), np.int64),
-            }
+            n_new, past = len(nodes), np.array([*range(n_committed), *before], np.int64)
+            positions = n_committed + depths[None, list(nodes)]
+            feeds = self._feeds(causal(past.size, n_new), past, positions)
             places = np.array([i for i, node in enumerate(nodes) if node not in done], np.int64)
             done.update(nodes)
             numbers = np.array(nodes, np.int64)[places]

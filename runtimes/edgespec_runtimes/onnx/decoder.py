@@ -51,16 +51,16 @@ class Decoder(Closeable):
         roles: Roles,
         caches: Sequence[KeyValueCache],
         stop: StopFlag,
-        session: OrtSession | None = None,
-        weights: OnnxWeights | None = None,
-        embeddings: Sequence[tuple[str, EmbeddingTable]] = (),
+        session: OrtSession | None,
+        weights: OnnxWeights | None,
+        embeddings: Sequence[tuple[str, EmbeddingTable]],
     ) -> None:
         """`caches` has one cache per text."""
         self.caches = caches
         self.stop = stop
         self.weights = weights
         self._session = session
-        self._embeddings = tuple(embeddings)
+        self._embeddings = embeddings
         self._n_vocab = roles.n_vocab
         self._has_float_logits = roles.logits_kind == TensorProto.FLOAT
         entries = {
@@ -72,9 +72,8 @@ class Decoder(Closeable):
         self._wiring = [_wired(piece, entries, cut.scales) for piece in cut.pieces]
         self._kept_bound: KeyValueCache | None = None
         """The cache that is bound to the session of everything."""
-        self._read_last: dict[str, int] = {}
-        for i, wiring in enumerate(self._wiring):
-            self._read_last |= {name: i for _, name in wiring.fed}
+        fed = ((name, i) for i, wiring in enumerate(self._wiring) for _, name in wiring.fed)
+        self._read_last = dict(fed)
 
     def run(
         self,

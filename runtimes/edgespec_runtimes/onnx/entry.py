@@ -59,11 +59,10 @@ class OnnxRuntime(Runtime):
         found = find_cuda()
         if isinstance(found, Device):
             free, total = format_size(found.free_bytes), format_size(found.total_bytes)
-            return [
-                library,
-                Finding("gpu", "onnxruntime", f"{found.label}, {free} of {total} free"),
-            ]
-        return [library, Finding("gpu", "onnxruntime", f"computes on the CPU: {found}", "note")]
+            gpu = Finding("gpu", "onnxruntime", f"{found.label}, {free} of {total} free")
+        else:
+            gpu = Finding("gpu", "onnxruntime", f"computes on the CPU: {found}", "note")
+        return [library, gpu]
 
     def describe(self, path: Path) -> ModelDetails:
         with _translated(path):

@@ -17,7 +17,7 @@ from edgespec.errors import UsageError
 from edgespec.paging.reader import WatchedFiles
 from edgespec.pool import Pool
 from edgespec.ports import PassPart, Progress, StateOrigin, Vocabulary
-from edgespec.tracing.spans import OFF, Trace, Track
+from edgespec.tracing.spans import Trace, Track
 from edgespec.values import ModelInfo
 from edgespec_runtimes.kit.running import RunningModel
 from edgespec_runtimes.onnx.batches import Batch, Batcher
@@ -38,10 +38,9 @@ class OnnxModel(RunningModel):
         info: ModelInfo,
         vocabulary: Vocabulary,
         tokens_per_pass: int,
-        trace: Trace = OFF,
-        *,
+        trace: Trace,
         origin: StateOrigin,
-        files: WatchedFiles | None = None,
+        files: WatchedFiles | None,
     ) -> None:
         """`files` are those that onnxruntime has mapped."""
         info = replace(info, prompts_give_logits=True, adjusts=decoder.weights is not None)

@@ -30,10 +30,10 @@ from edgespec_runtimes.onnx.decoder import Decoder
 from edgespec_runtimes.onnx.files.roles import find_roles
 from edgespec_runtimes.onnx.files.source_model import SourceModel, read_source, with_weights
 from edgespec_runtimes.onnx.files.vocabulary import read_vocabulary
-from edgespec_runtimes.onnx.graph.accuracy import has_packed, set_accuracy
+from edgespec_runtimes.onnx.graph.accuracy import set_accuracy
 from edgespec_runtimes.onnx.graph.angles import trimmed
 from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
-from edgespec_runtimes.onnx.graph.flow import PACKED, angle_switch, simplified
+from edgespec_runtimes.onnx.graph.flow import PACKED, angle_switch, has_any, simplified
 from edgespec_runtimes.onnx.graph.lookups import with_blocks_by_row, with_rows_fed
 from edgespec_runtimes.onnx.graph.rewriting import compacted, pruned
 from edgespec_runtimes.onnx.memory import decoder_needs
@@ -166,9 +166,9 @@ class PreparedOnnx(PreparedModel):
             batches=tuple(
                 plan_rows.batch_needs(owner, self.info, sizes) for sizes in deployed.batches
             ),
-            resident=plan_rows.resident_rows(owner, deployed, self._source, measured),
-            paged=plan_rows.paged_rows(deployed, self._source, measured),
-            cuts=plan_rows.cuts(deployed, self._source, measured.sizes),
+            resident=plan_rows.resident_rows(owner, deployed, measured),
+            paged=plan_rows.paged_rows(deployed, measured),
+            cuts=plan_rows.cuts(deployed, measured.sizes),
             shared=plan_rows.library_rows(deployed.device),
             text_bytes=self._cache_bytes,
         )
@@ -184,7 +184,7 @@ class PreparedOnnx(PreparedModel):
             found = measured(fitted.whole_cut, fitted.cut, self._source, self._n_threads)
         trim_heap()  # memory for a trial, so that plans of processes with and without one agree
         layouts = {graph: exchange.layout for graph, exchange in found.exchanges.items()}
-        fitted.exchange(self._source, layouts)
+        fitted.exchange(layouts)
         return found
 
     def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
@@ -212,7 +212,7 @@ class PreparedOnnx(PreparedModel):
         is_target = self._request.owner == "target"
         writes = plan is not None and is_target
         verifies = writes and plan is not None and plan.max_nodes > 1
-        paging = paging_notes(name, self._source, fitted) if is_target else []
+        paging = paging_notes(name, fitted) if is_target else []
         rounding = rounding_notes(name, self._graph.graph, fitted, writes, verifies)
         measuring = measuring_notes(name, self._measured)
         if plan is not None and writes and plan.paged:
@@ -224,7 +224,7 @@ class PreparedOnnx(PreparedModel):
         level = self._options.accuracy_level
         if level is None or self._request.owner != "target":
             return
-        if not has_packed(self._graph.graph):
+        if not has_any(self._graph.graph, PACKED):
             raise UsageError(
                 f"{setting.accuracy_level(level)}: {self._request.path.name} has no MatMulNBits, "
                 "whose level it is: leave it out"
@@ -269,7 +269,7 @@ class PreparedOnnx(PreparedModel):
             on_failure.callback(files.close)
             whole, tables = self._deployed.fitted.model, []
             if self._deployed.device.is_cpu:
-                kinds = self._deployed.fitted.fed_kinds(self._source)
+                kinds = self._deployed.fitted.fed_kinds
                 whole = pruned(with_rows_fed(with_blocks_by_row(whole), kinds))
                 for name, table in self._deployed.fitted.cut.embeddings:
                     if name in kinds:
@@ -362,8 +362,8 @@ class PreparedOnnx(PreparedModel):
             self._vocabulary,
             sizes.tokens_per_pass,
             self._request.trace if self._request.owner == "target" else OFF,
-            origin=self._state_origin(),
-            files=files,
+            self._state_origin(),
+            files,
         )
 
     def _state_origin(self) -> StateOrigin:

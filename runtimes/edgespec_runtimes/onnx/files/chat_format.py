@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.ports.language_model import DEFAULT, ChatFormat
-from edgespec_runtimes.onnx.files.source_model import GENAI_CONFIG, read_json, read_text
+from edgespec_runtimes.onnx.files.source_model import GENAI_CONFIG, read_json, read_text, section
 
 MAX_BYTES = 16 << 20
 _SAMPLING = {
@@ -50,8 +50,7 @@ def chat_format(folder: Path) -> ChatFormat:
 
 def genai_search(folder: Path) -> dict[str, Any]:
     """The section `search` of onnxruntime-genai's configuration."""
-    search = read_json(folder / GENAI_CONFIG).get("search")
-    return search if isinstance(search, dict) else {}
+    return section(read_json(folder / GENAI_CONFIG), "search")
 
 
 def recommended_sampling(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,10 +49,6 @@ class _Field(NamedTuple):
     """Position of the content of a length-delimited field."""
     end: int
 
-    def is_longer_than(self, nbytes: int) -> bool:
-        """True if its content is length-delimited and longer."""
-        return self.kind == _BYTES and self.end - self.content > nbytes
-
 
 class _Window(Closeable):
     """Reads a file through a buffer, and limits the bytes copied from it."""
@@ -153,7 +149,7 @@ def _tensor(window: _Window, fields: list[_Field]) -> bytes:
         return _taken(window, fields)
     kept = [field for field in fields if field.number not in _REFERENCE]
     (data,) = elements
-    if not data.is_longer_than(INLINE_BYTES):
+    if data.kind != _BYTES or data.end - data.content <= INLINE_BYTES:
         return _taken(window, kept)
     kept.remove(data)
     return _taken(window, kept) + _reference(data.content, data.end - data.content)

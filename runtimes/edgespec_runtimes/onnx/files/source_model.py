@@ -119,12 +119,12 @@ class SourceModel:
     @cached_property
     def genai_config(self) -> dict[str, Any]:
         """The section `model` of onnxruntime-genai's configuration."""
-        return _section(read_json(self.folder / GENAI_CONFIG), "model")
+        return section(read_json(self.folder / GENAI_CONFIG), "model")
 
     @property
     def genai_decoder(self) -> dict[str, Any]:
         """The section `decoder` of onnxruntime-genai's configuration."""
-        return _section(self.genai_config, "decoder")
+        return section(self.genai_config, "decoder")
 
 
 def find_model(path: Path) -> Path | None:
@@ -199,7 +199,8 @@ def _names(graph: onnx.GraphProto) -> Iterator[object]:
         yield named.name
 
 
-def _section(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+def section(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """A section of a configuration; empty if there is none."""
     inside = config.get(key)
     return inside if isinstance(inside, dict) else {}
 
@@ -213,7 +214,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _genai_file(folder: Path) -> str:
-    decoder = _section(_section(read_json(folder / GENAI_CONFIG), "model"), "decoder")
+    decoder = section(section(read_json(folder / GENAI_CONFIG), "model"), "decoder")
     name = decoder.get("filename")
     return name if isinstance(name, str) and Path(name).name == name else MODEL_FILE
 

@@ -10,13 +10,10 @@ import onnx
 from onnx import helper
 
 from edgespec_runtimes.onnx.graph.flow import PACKED
+from edgespec_runtimes.onnx.graph.functions import replace_content
 
 EIGHT_BITS = 4
 _NAME = "accuracy_level"
-
-
-def has_packed(graph: onnx.GraphProto) -> bool:
-    return any(node.op_type in PACKED for node in graph.node)
 
 
 def levels(graph: onnx.GraphProto) -> frozenset[int]:
@@ -34,5 +31,4 @@ def set_accuracy(graph: onnx.GraphProto, level: int) -> None:
     for node in graph.node:
         if node.op_type in PACKED:
             kept = [item for item in node.attribute if item.name != _NAME]
-            del node.attribute[:]
-            node.attribute.extend([*kept, helper.make_attribute(_NAME, level)])
+            replace_content(node.attribute, [*kept, helper.make_attribute(_NAME, level)])

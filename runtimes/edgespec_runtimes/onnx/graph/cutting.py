@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,10 +18,10 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from edgespec.errors import ModelError
 from edgespec_runtimes.onnx.files.roles import Roles
 from edgespec_runtimes.onnx.graph.flow import Flow, reads
-from edgespec_runtimes.onnx.graph.functions import nested
+from edgespec_runtimes.onnx.graph.functions import model_of, nested
 from edgespec_runtimes.onnx.graph.layers import find_stages
 from edgespec_runtimes.onnx.graph.lookups import embedding_by_column, is_by_row, with_blocks_by_row
-from edgespec_runtimes.onnx.graph.shapes import Described, infer
+from edgespec_runtimes.onnx.graph.shapes import infer
 
 ALWAYS = "edgespec.always"
 """Name of an input that is always true; onnxruntime would fold a constant."""
@@ -66,31 +67,18 @@ def cut(
     `by_piece`: a CPU runs each piece in a session of its graph. Half precision is converted one
     weight at a time then, and scales of int8 weights become inputs.
     """
-    model = with_blocks_by_row(model)
-    flow = Flow(model)
-    stages = find_stages(flow, roles, where)
-    known = infer(model)
-    looked_up, columns = _looked_up(flow, weights)
-    cutter = _Cutter(
-        flow,
-        stages.stage_of,
-        known,
-        set(weights),
-        {*looked_up, *columns},
-        where,
-        by_piece,
-    )
+    cutter = _Cutter(with_blocks_by_row(model), roles, weights, where, by_piece)
     graphs: dict[bytes, int] = {}
-    pieces = []
-    for stage in range(stages.head + 1):
-        outputs = cutter.outputs(stage)
-        if outputs:
-            pieces.append(cutter.piece(_piece_name(stage, stages.head), stage, outputs, graphs))
+    pieces = [
+        cutter.piece(stage, outputs, graphs)
+        for stage in range(cutter.head + 1)
+        if (outputs := cutter.outputs(stage))
+    ]
     return Cut(
         tuple(graphs),
         tuple(pieces),
-        tuple(looked_up.items()),
-        tuple(columns.items()),
+        tuple(cutter.embeddings.items()),
+        tuple(cutter.columns.items()),
         cutter.scales,
     )
 
@@ -112,28 +100,25 @@ def _looked_up(
     return by_row, by_column
 
 
-def _piece_name(stage: int, head: int) -> str:
-    return "prelude" if stage == 0 else "head" if stage == head else f"layer {stage - 1}"
-
-
 class _Cutter:
     def __init__(
         self,
-        flow: Flow,
-        stage_of: Sequence[int | None],
-        known: Mapping[str, Described],
-        weights: set[str],
-        looked_up: set[str],
+        model: onnx.ModelProto,
+        roles: Roles,
+        weights: Mapping[str, tuple[int, ...]],
         where: str,
         by_piece: bool,
     ) -> None:
         self._where = where
         self._by_piece = by_piece
-        self._flow, self._stage_of = flow, stage_of
-        self._known, self._weights = known, weights
-        self._fed = flow.inputs | looked_up
+        self._flow = flow = Flow(model)
+        stages = find_stages(flow, roles, where)
+        self._stage_of, self.head = stages.stage_of, stages.head
+        self._known, self._weights = infer(model), weights
+        self.embeddings, self.columns = _looked_up(flow, weights)
+        self._fed = flow.inputs.union(self.embeddings, self.columns)
         self._tensors = {tensor.name: tensor for tensor in flow.graph.initializer}
-        small = self._tensors.keys() - weights
+        small = self._tensors.keys() - weights.keys()
         scales = _weight_scales(flow) & small if by_piece else set()
         self.scales = {name: numpy_helper.to_array(self._tensors[name]) for name in scales}
 
@@ -151,9 +136,7 @@ class _Cutter:
                     found.append(name)
         return found
 
-    def piece(
-        self, name: str, stage: int, outputs: Sequence[str], graphs: dict[bytes, int]
-    ) -> Piece:
+    def piece(self, stage: int, outputs: Sequence[str], graphs: dict[bytes, int]) -> Piece:
         """The part of the graph that computes `outputs`; equal pieces get equal names."""
         nodes, incoming = self._nodes(stage, outputs)
         if self._by_piece:
@@ -165,8 +148,7 @@ class _Cutter:
             if value in self._weights:
                 weights.append((short, value))
             elif value in self._tensors and value not in self.scales:
-                tensor = TensorProto()
-                tensor.CopyFrom(self._tensors[value])
+                tensor = deepcopy(self._tensors[value])
                 tensor.name = short
                 tensors.append(tensor)
             else:
@@ -183,12 +165,9 @@ class _Cutter:
             [self._declared(names[value], value) for value in outputs],
             tensors,
         )
-        model = helper.make_model(
-            graph,
-            opset_imports=self._flow.model.opset_import,
-            ir_version=self._flow.model.ir_version,
-        )
-        index = graphs.setdefault(model.SerializeToString(deterministic=True), len(graphs))
+        content = model_of(graph, self._flow.model).SerializeToString(deterministic=True)
+        index = graphs.setdefault(content, len(graphs))
+        name = "prelude" if stage == 0 else "head" if stage == self.head else f"layer {stage - 1}"
         renamed_outputs = tuple((names[value], value) for value in outputs)
         return Piece(name, stage, index, tuple(inputs), tuple(weights), renamed_outputs)
 
@@ -298,8 +277,7 @@ def _as_taken_branch(nodes: Sequence[NodeProto]) -> NodeProto:
 
 def _renamed(node: NodeProto, names: dict[str, str]) -> NodeProto:
     """A copy with short names, also in nested graphs."""
-    copy = NodeProto()
-    copy.CopyFrom(node)
+    copy = deepcopy(node)
     copy.name = copy.doc_string = ""
     copy.ClearField("metadata_props")
     for graph in nested(copy):

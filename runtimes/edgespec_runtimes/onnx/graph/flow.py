@@ -5,7 +5,7 @@ Reads no weights and runs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import onnx
 from onnx import NodeProto, TensorProto, defs
@@ -56,15 +56,12 @@ def simplified(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
         captured = {name for node in kept for name in _captures(node)}
         if captured & aliases.keys():
             raise ModelError(f"{where}: a nested graph reads a renamed weight: export it anew")
-        del graph.node[:]
-        graph.node.extend(kept)
+        replace_content(graph.node, kept)
     _check_order(graph, feeds | tensors, where)
     with_columns_gathered(graph)
     _keep_all_tokens(graph)
     # older exports also list initializers as inputs
-    inputs = [value for value in graph.input if value.name in feeds]
-    del graph.input[:]
-    graph.input.extend(inputs)
+    replace_content(graph.input, [value for value in graph.input if value.name in feeds])
     return model
 
 
@@ -100,6 +97,11 @@ def _whole_number(constant: NodeProto) -> int | None:
             if len(tensor.int64_data) == 1:
                 return int(tensor.int64_data[0])
     return None
+
+
+def has_any(graph: onnx.GraphProto, operators: Collection[str]) -> bool:
+    """True if a node of the graph is one of the operators; nested graphs do not count."""
+    return any(node.op_type in operators for node in graph.node)
 
 
 def reads(node: NodeProto) -> list[str]:
@@ -269,8 +271,7 @@ def _keep_all_tokens(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         if node.op_type == FUSED_ATTENTION:
             kept = [item for item in node.attribute if item.name != _RING_CACHE]
-            del node.attribute[:]
-            node.attribute.extend(kept)
+            replace_content(node.attribute, kept)
 
 
 def _captures(node: NodeProto) -> list[str]:

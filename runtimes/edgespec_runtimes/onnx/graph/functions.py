@@ -6,11 +6,11 @@ few kilobytes in a file and a thousand million nodes inlined.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import onnx
-from onnx import AttributeProto, FunctionProto, NodeProto, defs, inliner
+from onnx import AttributeProto, FunctionProto, NodeProto, defs, helper, inliner
 
 from edgespec.errors import ModelError
 
@@ -32,7 +32,7 @@ def inlined(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     """
     if not model.functions:
         return model
-    functions = {_name_of(function): function for function in model.functions}
+    functions = {(one.domain, one.name, one.overload): one for one in model.functions}
     n_nodes, nbytes = _InlinedSizes(functions, where).of(model.graph.node)
     if n_nodes > MAX_NODES or nbytes > MAX_BYTES:
         raise ModelError(
@@ -59,11 +59,21 @@ def nested(node: NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attribute.graphs
 
 
-def replace_content(field: Any, content: Sequence[Any]) -> None:
+def replace_content(field: Any, content: Iterable[Any]) -> None:
     """Replace the content of a repeated field, which protobuf cannot assign."""
-    kept = [type(item).FromString(item.SerializeToString()) for item in content]
+    kept = [*content]
     del field[:]
     field.extend(kept)
+
+
+def whole_numbers(node: NodeProto) -> dict[str, int]:
+    """Attributes of a node that are whole numbers, by name."""
+    return {attribute.name: attribute.i for attribute in node.attribute}
+
+
+def model_of(graph: onnx.GraphProto, like: onnx.ModelProto) -> onnx.ModelProto:
+    """A model of a graph, whose operators have the versions of another model's."""
+    return helper.make_model(graph, opset_imports=like.opset_import, ir_version=like.ir_version)
 
 
 def _adopt_versions(model: onnx.ModelProto) -> bool:
@@ -97,10 +107,6 @@ def _signature(node: NodeProto, version: int) -> object:
     }
     counts = schema.min_input, schema.max_input, schema.min_output, schema.max_output
     return counts, defaults
-
-
-def _name_of(function: FunctionProto) -> _Name:
-    return function.domain, function.name, function.overload
 
 
 class _InlinedSizes:

@@ -20,6 +20,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from edgespec_runtimes.onnx.files.roles import IDS, MASK, POSITIONS, Roles
 from edgespec_runtimes.onnx.graph.accuracy import rounds_to_eight_bits
 from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, FUSED_ATTENTION, Flow
+from edgespec_runtimes.onnx.graph.functions import replace_content, whole_numbers
 from edgespec_runtimes.onnx.graph.rewriting import (
     MaskForm,
     appended_value,
@@ -102,8 +103,7 @@ def with_fused_attention(
             nodes += _fused(found[i], i, roles)
         elif present.isdisjoint(node.output):
             nodes.append(node)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace_content(graph.node, nodes)
     graph.initializer.extend(_constants(found, roles))
     if all(opset.domain != _DOMAIN for opset in result.opset_import):
         result.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
@@ -198,7 +198,7 @@ class _AttentionReader:
                 return None
             weights = choice.input[2]
         softmax = self._maker(weights, "Softmax")
-        if softmax is None or _int(softmax, "axis", -1) not in {-1, 3}:
+        if softmax is None or whole_numbers(softmax).get("axis", -1) not in {-1, 3}:
             return None
         masked = self._maker(softmax.input[0], "Add")
         if masked is None:
@@ -362,10 +362,6 @@ def _single(tensor: TensorProto) -> float | None:
     if math.prod(tensor.dims) != 1 or tensor.data_location == TensorProto.EXTERNAL:
         return None
     return float(numpy_helper.to_array(tensor).reshape(-1)[0])
-
-
-def _int(node: NodeProto, name: str, default: int) -> int:
-    return next((attribute.i for attribute in node.attribute if attribute.name == name), default)
 
 
 def _ints(node: NodeProto, name: str) -> list[int]:

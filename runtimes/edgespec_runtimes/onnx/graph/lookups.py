@@ -7,13 +7,14 @@ it. Knows single nodes; `flow.py` decides which lookups use the decoder's ids.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 
 import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from edgespec_runtimes.onnx.files.roles import IDS
-from edgespec_runtimes.onnx.graph.functions import replace_content
+from edgespec_runtimes.onnx.graph.functions import replace_content, whole_numbers
 
 BLOCKS = "GatherBlockQuantized"
 _TURNED = [1, 2, 0]
@@ -32,12 +33,12 @@ def looks_up(node: NodeProto) -> bool:
 
 def is_by_row(node: NodeProto) -> bool:
     """True if a lookup returns rows of its table unchanged."""
-    return node.op_type == "Gather" and _axis(node, "axis") == 0
+    return node.op_type == "Gather" and whole_numbers(node).get("axis", 0) == 0
 
 
 def embedding_by_column(node: NodeProto, users: Sequence[NodeProto]) -> str | None:
     """Name of the embeddings from a lookup by column; None if the node is no such lookup."""
-    if node.op_type != "Gather" or _axis(node, "axis") != 1 or len(users) != 1:
+    if node.op_type != "Gather" or whole_numbers(node).get("axis") != 1 or len(users) != 1:
         return None
     turned = users[0]
     orders = [list(attribute.ints) for attribute in turned.attribute]
@@ -80,8 +81,7 @@ def with_blocks_by_row(model: onnx.ModelProto) -> onnx.ModelProto:
         node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "Reshape"
     }
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = deepcopy(model)
     del result.graph.node[:]
     for node in model.graph.node:
         if node.op_type == BLOCKS and looks_up(node):
@@ -100,11 +100,10 @@ def with_rows_fed(model: onnx.ModelProto, kinds: Mapping[str, int]) -> onnx.Mode
 
     Their tables are then read by row outside the graph, and onnxruntime keeps no page of them.
     """
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = deepcopy(model)
     graph = result.graph
-    del graph.node[:]
-    graph.node.extend(n for n in model.graph.node if kinds.keys().isdisjoint(n.output))
+    kept = [node for node in graph.node if kinds.keys().isdisjoint(node.output)]
+    replace_content(graph.node, kept)
     inputs = (helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items())
     graph.input.extend(inputs)
     return result
@@ -115,7 +114,7 @@ def _have_rows(node: NodeProto, tables: list[TensorProto | None]) -> bool:
     found = [table for table in tables if table is not None]
     return (
         len(found) == len(tables)
-        and _axis(node, "gather_axis") == 0
+        and whole_numbers(node).get("gather_axis", 0) == 0
         and found[0].data_type == TensorProto.UINT8
         and all(table.dims[:1] == found[0].dims[:1] != [] for table in found)
     )
@@ -135,10 +134,8 @@ def _by_row(node: NodeProto, tables: list[str]) -> list[NodeProto]:
             helper.make_node("Flatten", [rows], [flat[-1]], axis=2),
         ]
     count, order, shape, places = (f"{output}.{what}" for what in ("count", "order", "shape", "at"))
-    unpacked = NodeProto()
-    unpacked.CopyFrom(node)
-    del unpacked.input[:]
-    unpacked.input.extend([flat[0], places, *flat[1:]])
+    unpacked = deepcopy(node)
+    unpacked.input[:] = [flat[0], places, *flat[1:]]
     return [
         *nodes,
         helper.make_node("Size", [IDS], [count]),
@@ -147,7 +144,3 @@ def _by_row(node: NodeProto, tables: list[str]) -> list[NodeProto]:
         helper.make_node("Reshape", [order, shape], [places]),
         unpacked,
     ]
-
-
-def _axis(node: NodeProto, name: str) -> int:
-    return next((attribute.i for attribute in node.attribute if attribute.name == name), 0)

@@ -20,7 +20,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, MASK, POSITIONS, Roles
 from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION, Flow, angle_switch, reads
-from edgespec_runtimes.onnx.graph.functions import replace_content
+from edgespec_runtimes.onnx.graph.functions import replace_content, whole_numbers
 from edgespec_runtimes.onnx.graph.layers import find_stages
 
 PAST_LENGTH, PAST_ROWS, LOGIT_ROWS = "edgespec.past_length", "edgespec.past_rows", "edgespec.logits"
@@ -225,7 +225,7 @@ def appended_value(flow: Flow, past: str, present: str) -> str | None:
     if made_by is None:
         return None
     node = flow.nodes[made_by]
-    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), None)
+    axis = whole_numbers(node).get("axis")
     if node.op_type != "Concat" or axis not in {2, -2} or len(node.input) != 2:
         return None
     return node.input[1] if node.input[0] == past else None
@@ -238,7 +238,7 @@ def _attach_bias(nodes: Iterable[NodeProto]) -> None:
             continue
         node.input.extend([""] * (_BIAS_INPUT + 1 - len(node.input)))
         node.input[_BIAS_INPUT] = BIAS
-        if any(attribute.name == "do_rotary" and attribute.i for attribute in node.attribute):
+        if whole_numbers(node).get("do_rotary"):
             node.input[_POSITIONS_INPUT] = POSITIONS
 
 

@@ -17,7 +17,7 @@ from edgespec.registry import ModelRequest
 from edgespec_runtimes.onnx.files.roles import IDS, MASK, POSITIONS, Roles
 from edgespec_runtimes.onnx.files.source_model import SourceModel, StoredWeight
 from edgespec_runtimes.onnx.graph.cutting import Cut
-from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION, PACKED, Flow
+from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION, PACKED, Flow, has_any
 from edgespec_runtimes.onnx.graph.layers import find_stages
 from edgespec_runtimes.onnx.graph.rewriting import (
     LOGIT_ROWS,
@@ -94,9 +94,10 @@ def batch_sizes(
     one_chunk = min(CHUNKS[0], per_pass)
     known = infer(model, feed_shapes(roles, masks, one_chunk, n_ctx, buffer_tokens))
     n_chunks = -(-per_pass // one_chunk)
-    is_fused = any(node.op_type == FUSED_ATTENTION for node in flow.nodes)
     table_bytes = 2 * roles.head_size * (n_ctx + one_chunk)
-    fed_bytes = _mask_bytes(masks, per_pass, n_ctx) + (4 * table_bytes if is_fused else 0)
+    fed_bytes = _mask_bytes(masks, per_pass, n_ctx) + (
+        4 * table_bytes if has_any(model.graph, [FUSED_ATTENTION]) else 0
+    )
     fed_bytes += n_chunks * _value_bytes(known, (name for name, _ in cut.embeddings), 0)
     passed_bytes = n_chunks * _passed_bytes(known, cut, table_bytes)
     chunks = dict.fromkeys(min(n, per_pass) for n in CHUNKS)
@@ -152,7 +153,7 @@ def resident_bytes(weight: StoredWeight) -> int:
 def loading_bytes(weights: Iterable[StoredWeight]) -> int:
     """Temporary bytes while onnxruntime packs weights.
 
-    MeasuredOnnx with matrices of equal size: 1.5 copies, with conversion from half precision 4.6.
+    Measured with matrices of equal size: 1.5 copies, with conversion from half precision 4.6.
     """
     return max(
         (

@@ -97,13 +97,12 @@ def find_cuda() -> Device | str:
     )
 
 
-def has_driver() -> bool:
-    """True if there is an NVIDIA driver, and so probably a GPU."""
+def nvidia_driver() -> ctypes.CDLL | None:
+    """The NVIDIA driver's library; None if there is none, and so probably no GPU."""
     try:
-        ctypes.CDLL(_DRIVER)
+        return ctypes.CDLL(_DRIVER)
     except OSError:
-        return False
-    return True
+        return None
 
 
 def _first_cuda_device() -> tuple[str, int, int] | str:
@@ -112,9 +111,7 @@ def _first_cuda_device() -> tuple[str, int, int] | str:
     Only the driver is used, which exists wherever a GPU works, with any version of CUDA. Free
     memory needs a context; this one is the process's primary context, which onnxruntime uses, too.
     """
-    try:
-        driver = ctypes.CDLL(_DRIVER)
-    except OSError:
+    if (driver := nvidia_driver()) is None:
         return f"there is no NVIDIA driver ({_DRIVER})"
     try:
         return _ask(driver)

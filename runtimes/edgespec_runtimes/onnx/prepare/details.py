@@ -14,6 +14,7 @@ from edgespec_runtimes.onnx.files.chat_format import genai_search, recommended_s
 from edgespec_runtimes.onnx.files.roles import Roles
 from edgespec_runtimes.onnx.files.source_model import SourceModel
 from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION, PACKED, angle_switch
+from edgespec_runtimes.onnx.graph.functions import whole_numbers
 
 _NAMES: dict[int, str] = {
     TensorProto.FLOAT: "F32",
@@ -56,8 +57,7 @@ def _blocks(source: SourceModel) -> tuple[dict[str, int], set[str]]:
     others: set[str] = set()
     for node in source.model.graph.node:
         if node.op_type in PACKED:
-            attributes = {attribute.name: attribute.i for attribute in node.attribute}
-            bits[node.input[1]] = attributes.get("bits", 4)
+            bits[node.input[1]] = whole_numbers(node).get("bits", 4)
             others.update(node.input[2:4])
         elif node.op_type == FUSED_ATTENTION:
             others.update(node.input[7:9])

@@ -15,7 +15,7 @@ from edgespec.registry import ModelRequest
 from edgespec_runtimes.onnx.files.roles import Roles
 from edgespec_runtimes.onnx.files.source_model import SourceModel
 from edgespec_runtimes.onnx.graph.cutting import ALWAYS, Cut, cut
-from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, FUSED_ATTENTION
+from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, FUSED_ATTENTION, has_any
 from edgespec_runtimes.onnx.graph.fusing import can_be_fused, export_shapes, with_fused_attention
 from edgespec_runtimes.onnx.graph.rewriting import appends_in_place, compacted, rewritten
 from edgespec_runtimes.onnx.graph.shapes import check_sizes, infer
@@ -41,10 +41,10 @@ class FittedDecoder:
         capacity: int,
         device: Device,
     ) -> None:
-        where = str(source.path)
-        self.where = where
+        self.source = source
+        self.where = where = str(source.path)
         # CUDA's fused attention does not support a bias, as which masks are given
-        self.refuses_masks = not device.is_cpu and _has(graph, [FUSED_ATTENTION])
+        self.refuses_masks = not device.is_cpu and has_any(graph.graph, [FUSED_ATTENTION])
         self.masks = () if self.refuses_masks else find_masks(graph, roles, capacity, where)
         max_new = max(decoder_needs.CHUNKS[0], request.max_nodes)
         if device.is_cpu and can_be_fused(graph, roles, self.masks):
@@ -85,17 +85,18 @@ class FittedDecoder:
         converts = any(name == ALWAYS for piece in self.cut.pieces for _, name in piece.inputs)
         return self._cut(by_piece=False) if converts or self.cut.scales else self.cut
 
-    def fed_kinds(self, source: SourceModel) -> dict[str, int]:
+    @property
+    def fed_kinds(self) -> dict[str, int]:
         """Embeddings that a whole session need not look up, because tables are read by row outside
         it, with their element types."""
-        found = ((name, source.weights.get(table)) for name, table in self.cut.embeddings)
+        found = ((name, self.source.weights.get(table)) for name, table in self.cut.embeddings)
         return {name: weight.kind for name, weight in found if weight and weight.can_be_bound}
 
-    def exchange(self, source: SourceModel, layouts: Layouts) -> None:
+    def exchange(self, layouts: Layouts) -> None:
         """Page packed layers by records of these layouts."""
         self.layouts = layouts
         if layouts:
-            self.groups = with_records(self.groups, self.cut, source, layouts)
+            self.groups = with_records(self.groups, self.cut, self.source, layouts)
 
     @property
     def takes_single_tokens(self) -> bool:
@@ -103,7 +104,7 @@ class FittedDecoder:
         return self.hides_nothing or self.has(BATCH_SCALED)
 
     def has(self, operators: Sequence[str]) -> bool:
-        return _has(self.model, operators)
+        return has_any(self.model.graph, operators)
 
 
 def _shapes_folded(graph: onnx.ModelProto, roles: Roles) -> onnx.ModelProto:
@@ -112,7 +113,3 @@ def _shapes_folded(graph: onnx.ModelProto, roles: Roles) -> onnx.ModelProto:
     copy.CopyFrom(graph)
     del copy.graph.value_info[:]
     return folded(copy, [export_shapes(roles, *sizes) for sizes in ((1, 0), (3, 7), (64, 96))])
-
-
-def _has(model: onnx.ModelProto, operators: Sequence[str]) -> bool:
-    return any(node.op_type in operators for node in model.graph.node)

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 from edgespec.errors import EdgespecError
 from edgespec_runtimes.onnx.files.roles import IDS, MASK, POSITIONS, Roles
 from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION, Flow
+from edgespec_runtimes.onnx.graph.functions import model_of, whole_numbers
 from edgespec_runtimes.onnx.graph.layers import find_stages
 from edgespec_runtimes.onnx.graph.rewriting import BIAS, MaskForm
 from edgespec_runtimes.onnx.ort.devices import CPU
@@ -86,7 +87,7 @@ def _bias(
 ) -> tuple[MaskForm, ...]:
     """The bias of fused attention as a mask input; empty if it is not possible."""
     for node in fused:
-        attributes = {attribute.name: attribute.i for attribute in node.attribute}
+        attributes = whole_numbers(node)
         has_bias = len(node.input) > 10 and node.input[10]
         if has_bias or 0 < attributes.get("local_window_size", -1) < n_ctx:
             return ()
@@ -115,9 +116,7 @@ def _computed(
     ]
     outputs = [helper.make_empty_tensor_value_info(name) for name in names]
     graph = helper.make_graph(nodes, "masks", inputs, outputs, tensors)
-    part = helper.make_model(
-        graph, opset_imports=flow.model.opset_import, ir_version=flow.model.ir_version
-    )
+    part = model_of(graph, flow.model)
     past = {name for pair in roles.past for name in pair}
     cache_type = helper.tensor_dtype_to_np_dtype(roles.kv_kind)
     computed = []

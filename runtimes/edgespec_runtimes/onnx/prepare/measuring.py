@@ -108,18 +108,18 @@ def measured(whole: Cut, cut: Cut, source: SourceModel, n_threads: int) -> Measu
     keys = [*chosen, _TOGETHER, *(_short_hash(repr(cut.graphs[graph])) for graph in pairs)]
     file = JsonFile(cache_folder.folder() / "onnxruntime", _key(source, n_threads), MAX_RESULTS)
     content = file.read()
-    if not isinstance(content, dict) or not content.keys() >= set(keys):
+    is_known = isinstance(content, dict) and content.keys() >= set(keys)
+    found = _all_sizes(content, chosen) if is_known else None
+    if found is None:
         graphs = [with_stored(whole, piece, source)[0] for piece in chosen.values()]
         graphs.append(_joined(graphs))
         graphs += [with_stored(cut, piece, source)[0] for pair in pairs.values() for piece in pair]
         answers = _tried(graphs, len(pairs), source, n_threads)
         content = dict(zip(keys, answers, strict=False))
-        if _all_sizes(content, chosen) is None:
+        found = _all_sizes(content, chosen)
+        if found is None:
             return MeasuredOnnx(has_failed=True)
         file.write(content)
-    found = _all_sizes(content, chosen)
-    if found is None:
-        return MeasuredOnnx()
     sizes = tuple(found[by_graph[piece.graph]] for piece in whole.pieces)
     exchanges = {
         graph: _exchange(content.get(key))

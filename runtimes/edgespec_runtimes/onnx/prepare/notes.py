@@ -5,7 +5,6 @@ from __future__ import annotations
 import onnx
 
 from edgespec.errors import setting
-from edgespec_runtimes.onnx.files.source_model import SourceModel
 from edgespec_runtimes.onnx.graph.accuracy import rounds_to_eight_bits
 from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, MIXTURES
 from edgespec_runtimes.onnx.prepare.fitting import FittedDecoder
@@ -22,12 +21,12 @@ def measuring_notes(name: str, measured: MeasuredOnnx) -> list[str]:
     ]
 
 
-def paging_notes(name: str, source: SourceModel, fitted: FittedDecoder) -> list[str]:
+def paging_notes(name: str, fitted: FittedDecoder) -> list[str]:
     """Notes on a target that cannot be paged, or only as a whole."""
     notes = []
-    if source.unbound:
+    if unbound := fitted.source.unbound:
         notes.append(
-            f"{name} has {' and '.join(source.unbound)} weights, which onnxruntime takes from "
+            f"{name} has {' and '.join(unbound)} weights, which onnxruntime takes from "
             "files only: it cannot be paged, and needs all in memory"
         )
     if fitted.has(MIXTURES):

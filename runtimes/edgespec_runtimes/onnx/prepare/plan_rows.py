@@ -13,7 +13,7 @@ from edgespec.memory.budget import LOADING, MemoryRow
 from edgespec.memory.needs import BatchNeeds
 from edgespec.memory.pinning import SegmentSize
 from edgespec.values import ModelInfo
-from edgespec_runtimes.onnx.files.source_model import SourceModel, StoredWeight
+from edgespec_runtimes.onnx.files.source_model import StoredWeight
 from edgespec_runtimes.onnx.memory import decoder_needs
 from edgespec_runtimes.onnx.ort.devices import Device
 from edgespec_runtimes.onnx.prepare.deployment import Deployment
@@ -70,24 +70,20 @@ def batch_needs(
 
 
 def resident_rows(
-    owner: str,
-    deployment: Deployment,
-    source: SourceModel,
-    measured: MeasuredOnnx,
+    owner: str, deployment: Deployment, measured: MeasuredOnnx
 ) -> tuple[MemoryRow, ...]:
     """Rows of a session with all weights. If nothing was measured, sizes are computed."""
-    weights = source.weights.values()
+    fitted, sizes = deployment.fitted, measured.sizes
     if deployment.max_bytes:
         # weights are mapped one after another, and copied through a buffer of the driver
-        largest = max((weight.nbytes for weight in weights), default=0)
+        largest = max((weight.nbytes for weight in fitted.source.weights.values()), default=0)
         return (MemoryRow(owner, LOADING, 2 * largest),)
-    fitted, sizes = deployment.fitted, measured.sizes
-    others = unmeasured(fitted, source, sizes)
+    others = unmeasured(fitted, sizes)
     kept = [size.kept_bytes for size in sizes]
     kept.append(sum(map(decoder_needs.resident_bytes, others)))
     if sizes:
         kept.append(GRAPH_COPIES * fitted.model.ByteSize() + int(UNCERTAINTY * sum(kept)))
-        loading = _loading_bytes(fitted, source, measured, others)
+        loading = _loading_bytes(fitted, measured, others)
     else:
         packed_bytes = sum(map(decoder_needs.resident_bytes, _packed(fitted, others)))
         kept.append(int(PACKED_SURPLUS * packed_bytes))
@@ -110,25 +106,22 @@ def _packed(fitted: FittedDecoder, weights: Sequence[StoredWeight]) -> list[Stor
 
 
 def _loading_bytes(
-    fitted: FittedDecoder,
-    source: SourceModel,
-    measured: MeasuredOnnx,
-    kept: Sequence[StoredWeight],
+    fitted: FittedDecoder, measured: MeasuredOnnx, kept: Sequence[StoredWeight]
 ) -> int:
     """Most temporary bytes while all pieces are loaded; `kept` are weights that stay afterwards.
 
     onnxruntime computes with weights, and makes single precision of halves, before it packs any:
     pieces without such have taken nothing then.
     """
-    kept_names = {weight.name for weight in kept}
+    weights, kept_names = fitted.source.weights, {weight.name for weight in kept}
     early = decoder_needs.folded_weights(fitted.model)
-    early |= {name for name, one in source.weights.items() if one.kind == TensorProto.FLOAT16}
+    early |= {name for name, one in weights.items() if one.kind == TensorProto.FLOAT16}
     sizes, packing_bytes, folding = measured.sizes, [], []
     total_bytes = sum(size.kept_bytes for size in sizes)
     largest = max(sizes, key=lambda size: size.peak_bytes)
     for piece, size in zip(fitted.cut.pieces, sizes, strict=True):
         names = {name for _, name in piece.weights}
-        kept_bytes = sum(source.weights[name].nbytes for name in names & kept_names)
+        kept_bytes = sum(weights[name].nbytes for name in names & kept_names)
         loading_bytes = size.loading_bytes - kept_bytes
         if names & early:
             folding.append(size)
@@ -145,29 +138,28 @@ def _loading_bytes(
     return max(*packing_bytes, folded_bytes - total_bytes)
 
 
-def unmeasured(
-    fitted: FittedDecoder, source: SourceModel, sizes: Sequence[SessionSize]
-) -> list[StoredWeight]:
+def unmeasured(fitted: FittedDecoder, sizes: Sequence[SessionSize]) -> list[StoredWeight]:
     """Weights of a whole session that are in no measured piece.
 
     A table that is looked up by column is kept beside what the head has packed of it.
     """
-    cut, weights = fitted.cut, source.weights
+    cut, weights = fitted.cut, fitted.source.weights
     if sizes:
         return [weights[name] for name in dict.fromkeys(table for _, table in cut.columns)]
-    fed = {table for name, table in cut.embeddings if name in fitted.fed_kinds(source)}
+    kinds = fitted.fed_kinds
+    fed = {table for name, table in cut.embeddings if name in kinds}
     read = {name for piece in cut.pieces for _, name in piece.weights}
     return [weight for name, weight in weights.items() if name in read or name not in fed]
 
 
-def paged_rows(
-    deployment: Deployment, source: SourceModel, measured: MeasuredOnnx
-) -> tuple[MemoryRow, ...]:
-    if deployment.max_bytes or source.unbound:
-        return ()
+def paged_rows(deployment: Deployment, measured: MeasuredOnnx) -> tuple[MemoryRow, ...]:
     fitted = deployment.fitted
+    if deployment.max_bytes or fitted.source.unbound:
+        return ()
     small = MemoryRow("target", "norms and other small tensors", fitted.small_bytes)
-    converted = decoder_needs.converted_bytes(fitted.model, fitted.cut, source, fitted.dequantised)
+    converted = decoder_needs.converted_bytes(
+        fitted.model, fitted.cut, fitted.source, fitted.dequantised
+    )
     sessions = MemoryRow("target", "sessions", deployment.sessions_bytes)
     rows = (small, sessions, _late("target", "weights in single precision", converted))
     if not fitted.layouts:
@@ -211,17 +203,17 @@ def _packed_bytes(fitted: FittedDecoder, sizes: Sequence[SessionSize]) -> int:
 
 
 def cuts(
-    deployment: Deployment, source: SourceModel, sizes: Sequence[SessionSize]
+    deployment: Deployment, sizes: Sequence[SessionSize]
 ) -> tuple[tuple[SegmentSize, ...], ...]:
     """The only segmentation of the weights, one segment per piece; empty if it cannot be paged.
 
     A pinned segment of packed weights takes what its session keeps.
     """
-    if deployment.max_bytes or source.unbound:
+    fitted = deployment.fitted
+    if deployment.max_bytes or fitted.source.unbound:
         return ()
-    cut = deployment.fitted.cut
-    segments = []
-    for group in deployment.fitted.groups:
+    cut, segments = fitted.cut, []
+    for group in fitted.groups:
         graph, taken = cut.pieces[group.piece].graph, group.segment.slot_bytes
         if is_packed(cut.graphs[graph]):
             computed = int((1 + PACKED_SURPLUS) * taken)

@@ -10,8 +10,8 @@ from edgespec_runtimes.onnx.ort.devices import (
     CUDA_PROVIDER,
     Device,
     find_cuda,
-    has_driver,
     is_listed,
+    nvidia_driver,
 )
 
 
@@ -36,7 +36,7 @@ def choose(provider: str) -> ChosenDevice:
     if isinstance(found, Device):
         return ChosenDevice(found)
     if provider == "auto":
-        if not has_driver():
+        if nvidia_driver() is None:
             return ChosenDevice(CPU)
         return ChosenDevice(CPU, f"onnxruntime computes on the CPU; cuda cannot be used: {found}")
     raise UsageError(

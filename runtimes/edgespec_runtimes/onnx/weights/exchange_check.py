@@ -17,7 +17,12 @@ import onnx
 from onnx import TensorProto, helper
 
 from edgespec.errors import EdgespecError
-from edgespec_runtimes.onnx.graph.functions import nested
+from edgespec_runtimes.onnx.graph.functions import (
+    model_of,
+    nested,
+    replace_content,
+    whole_numbers,
+)
 from edgespec_runtimes.onnx.ort.devices import CPU
 from edgespec_runtimes.onnx.ort.sessions import OrtSession, StopFlag
 from edgespec_runtimes.onnx.weights.exchange import (
@@ -164,12 +169,8 @@ class _Operator:
         graph = helper.make_graph([node], "operator", inputs, outputs, weights)
         for tensor in graph.initializer if packs else ():
             kept = [field for field in tensor.external_data if field.key in _PLAIN]
-            del tensor.external_data[:]
-            tensor.external_data.extend(kept)
-        alone = helper.make_model(
-            graph, opset_imports=model.opset_import, ir_version=model.ir_version
-        )
-        content: bytes = alone.SerializeToString()
+            replace_content(tensor.external_data, kept)
+        content: bytes = model_of(graph, model).SerializeToString()
         return content
 
     def _results(self, session: OrtSession) -> list[bytes]:
@@ -194,7 +195,6 @@ def _take(session: ExchangedSession, record: bytearray) -> None:
 def _activations(node: onnx.NodeProto, weights: Mapping[str, TensorProto]) -> tuple[int, int]:
     """Width and type of what an operator reads besides its weights."""
     if node.op_type == _PRODUCT:
-        sizes = {attribute.name: attribute.i for attribute in node.attribute}
-        return int(sizes["K"]), int(weights[node.input[2]].data_type)
+        return int(whole_numbers(node)["K"]), int(weights[node.input[2]].data_type)
     tensor = max(weights.values(), key=lambda one: len(one.dims))
     return (int(tensor.dims[-1]) if tensor.dims else 1), int(tensor.data_type)

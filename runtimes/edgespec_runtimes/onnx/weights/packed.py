@@ -20,8 +20,8 @@ from edgespec.memory.heap import trim_heap
 from edgespec.paging.reader import WatchedFiles
 from edgespec.ports import Progress
 from edgespec_runtimes.onnx.files.source_model import SourceModel, refer
-from edgespec_runtimes.onnx.graph.accuracy import has_packed
 from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
+from edgespec_runtimes.onnx.graph.flow import PACKED, has_any
 from edgespec_runtimes.onnx.ort.file_mappings import copy_mapped
 from edgespec_runtimes.onnx.ort.sessions import Bound, OrtSession, value
 from edgespec_runtimes.onnx.weights.paged import OnnxWeights, PieceWeights
@@ -29,7 +29,7 @@ from edgespec_runtimes.onnx.weights.paged import OnnxWeights, PieceWeights
 
 def is_packed(graph: bytes) -> bool:
     """True if a graph has operators whose weights must be constants."""
-    return has_packed(onnx.load_from_string(graph).graph)
+    return has_any(onnx.load_from_string(graph).graph, PACKED)
 
 
 def with_constants(graph: bytes, places: Mapping[str, Mapping[str, str]]) -> bytes:
