@@ -75,7 +75,7 @@ def serving_list(models: ModelList) -> Iterator[str]:
         models.models,
         None,
         ServerSettings(max_body=models.body_bytes),
-        load=serve.loader(models),
+        load=serve.loader(models, lambda warning: None),
         on_budget=models.keep_budget,
     )
     with closing(server), at_address(server) as address:

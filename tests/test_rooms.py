@@ -216,7 +216,7 @@ MOST_LINES = {
     "batch": 509,
     "bench": 1232,
     "chat": 1423,
-    "cli": 4489,
+    "cli": 4476,
     "completions": 3818,
     "concurrency": 480,
     "diagnosis": 481,

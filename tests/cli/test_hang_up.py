@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgespec.cli.commands.serve import RequestLog
+from edgespec.cli.commands.serve import log_request
 from edgespec.cli.console import Console
 from edgespec.server.front import AnsweredRequest
 
@@ -83,5 +83,5 @@ def full() -> Iterator[Console]:
 @pytest.mark.parametrize("is_json", [False, True])
 def test_a_log_on_a_full_disk_fails_no_request(full: Console, is_json: bool) -> None:
     """The connection was closed after each answer."""
-    log = RequestLog(full, is_json)
-    log(AnsweredRequest("req_1", "", "GET", "/health", 200, 0.1, traceback="Traceback"))
+    answered = AnsweredRequest("req_1", "", "GET", "/health", 200, 0.1, traceback="Traceback")
+    log_request(full, is_json, False, answered)

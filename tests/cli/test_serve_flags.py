@@ -9,7 +9,6 @@ import pytest
 
 from edgespec.cli.command_line import main
 from edgespec.cli.commands import serve
-from edgespec.cli.commands.serve import RequestLog
 from edgespec.cli.console import Console
 from edgespec.cli.flags import parser
 from edgespec.cli.invocation import server_settings, settings_from
@@ -95,9 +94,8 @@ FAILED = AnsweredRequest(
 
 def logged(*, is_json: bool = False, quiet: bool = False) -> str:
     stream = io.StringIO()
-    log = RequestLog(Console(stderr=stream), is_json, quiet)
-    log(ANSWERED)
-    log(FAILED)
+    for answered in (ANSWERED, FAILED):
+        serve.log_request(Console(stderr=stream), is_json, quiet, answered)
     return stream.getvalue()
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     guard = _guard(told)
     template = template_from(args)
     console = Console(quiet="quiet" in args)
-    log = RequestLog(console, is_json=told.log_json, quiet="quiet" in args)
+    log = partial(log_request, console, told.log_json, "quiet" in args)
     with ExitStack() as stack:
         listener = stack.enter_context(_listener(guard.host, told.port))
         args.keeps_one_text_fast = True
@@ -105,7 +106,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             console.note(f"no chat, only /v1/completions: {marked(server.chat_refusal)}")
         with interrupts.stopping(server.drain, n_orderly=2):  # the second ends what is drained
             server.wait()
-    Teller(console)("stopped")
+    tell(console, "stopped")
     return 0
 
 
@@ -150,7 +151,7 @@ def _one(
     settings = settings_from(args, n_parallel=PARALLEL, prompt_cache=folder)
     settings = for_requests(settings, args.body_bytes)
     loaded = stack.enter_context(settings.opened(console, template))
-    loaded.warn_with(Teller(console))
+    loaded.warn_with(partial(tell, console))
     sampling = _sampling(settings.generate, loaded.chat_sampling)
     info = loaded.target
     model = HostedModel(name or info.name, size_bytes=info.size_bytes)
@@ -171,7 +172,7 @@ def _several(
         raise UsageError(f"{setting.alias} names one model, and there are several: leave it out")
     folder = str(cache_folder.prompts())
     known = ModelList(args, console, template, n_parallel=PARALLEL, prompt_cache=folder)
-    load = loader(known, Teller(console))
+    load = loader(known, partial(tell, console))
     begun = None
     if (first := known.first) is not None:
         begun = load(first, console.progress)
@@ -186,9 +187,9 @@ def _several(
 
 
 def loader(
-    models: ModelList, tell: Callable[[str], None] | None = None
+    models: ModelList, warn: Callable[[str], None]
 ) -> Callable[[HostedModel, Progress], LoadedModel]:
-    """A function that loads a model of a list for a server; `tell` is called with warnings of
+    """A function that loads a model of a list for a server; `warn` is called with warnings of
     sessions."""
     from edgespec.server.hosting import LoadedModel
     from edgespec.session.session import Session
@@ -200,8 +201,7 @@ def loader(
         loaded = models.load(one, progress)
         sampling: dict[str, Any] = {}
         if isinstance(loaded, Session):
-            if tell is not None:
-                loaded.warn_with(tell)
+            loaded.warn_with(warn)
             sampling = _sampling(models.settings(one).generate, loaded.chat_sampling)
         return LoadedModel(loaded, sampling)
 
@@ -259,36 +259,24 @@ def _address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-@dataclass(frozen=True, slots=True)
-class Teller:
-    """Writes notes to a console, as far as it can be written: the engine's thread calls it."""
+def tell(console: Console, note: str) -> None:
+    """Write a note as far as the console can be written: the engine's thread calls it."""
+    with suppress(OSError):
+        console.note(note)
 
-    console: Console
 
-    def __call__(self, note: str) -> None:
+def log_request(console: Console, is_json: bool, quiet: bool, answered: AnsweredRequest) -> None:
+    """Write a request at its end as far as the console can be written; with `quiet` only one that
+    failed."""
+    if not quiet or answered.traceback:
         with suppress(OSError):
-            self.console.note(note)
+            console.log(_object(answered) if is_json else _lines(answered))
 
 
-class RequestLog:
-    """Writes requests and failures to a console, as far as it can be written."""
-
-    def __init__(self, console: Console, is_json: bool = False, quiet: bool = False) -> None:
-        """With `quiet`, only failures are written."""
-        self._console = console
-        self._is_json = is_json
-        self._quiet = quiet
-
-    def __call__(self, answered: AnsweredRequest) -> None:
-        """Write a request at its end."""
-        if not self._quiet or answered.traceback:
-            with suppress(OSError):
-                self._console.log(self._object(answered) if self._is_json else _lines(answered))
-
-    def _object(self, answered: AnsweredRequest) -> str:
-        fields = asdict(answered) | {"seconds": round(answered.seconds, 6)}
-        told = {name: value for name, value in fields.items() if value not in ("", [], ())}
-        return json.dumps({"time": _now()} | told, ensure_ascii=False)
+def _object(answered: AnsweredRequest) -> str:
+    fields = asdict(answered) | {"seconds": round(answered.seconds, 6)}
+    told = {name: value for name, value in fields.items() if value not in ("", [], ())}
+    return json.dumps({"time": _now()} | told, ensure_ascii=False)
 
 
 def _lines(answered: AnsweredRequest) -> str:
