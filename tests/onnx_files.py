@@ -5,7 +5,7 @@ or with onnxruntime-genai's fused attention. Knows nothing of the runtime under 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +79,13 @@ def save(model: onnx.ModelProto, path: Path, external: bool = True) -> None:
         location=DATA_FILE,
         size_threshold=MIN_EXTERNAL_BYTES,
     )
+
+
+def edit_graph(path: Path, edit: Callable[[onnx.ModelProto], object]) -> None:
+    """Change the graph of a model in its file; the weights stay where they are."""
+    model = onnx.load(path, load_external_data=False)
+    edit(model)
+    path.write_bytes(model.SerializeToString())
 
 
 def write_tokenizer(path: Path, vocab: int) -> None:

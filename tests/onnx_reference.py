@@ -49,6 +49,12 @@ class WholeModel:
         row: np.ndarray = self.decode_batch([token])[0]
         return row
 
+    def decode_all(self, tokens: Sequence[int]) -> np.ndarray:
+        """Logits after each of some tokens that begin a text, fed one by one: float32 [tokens,
+        n_vocab]."""
+        self.start()
+        return np.stack([self.decode(token) for token in tokens])
+
     def decode_batch(self, tokens: Sequence[int]) -> np.ndarray:
         """Logits after each of some more tokens, fed together: float32 [tokens, n_vocab]."""
         n = len(tokens)
@@ -72,9 +78,7 @@ class WholeModel:
         self, prompt: Sequence[int], n_tokens: int, ends: frozenset[int]
     ) -> tuple[list[int], list[float]]:
         """The continuation of a prompt, and by how much the best logit led at each token."""
-        self.start()
-        for token in prompt:
-            logits = self.decode(token)
+        logits = self.decode_all(prompt)[-1]
         tokens: list[int] = []
         margins: list[float] = []
         while len(tokens) < n_tokens:

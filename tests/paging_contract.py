@@ -18,14 +18,16 @@ import pytest
 from edgespec.errors import Cancelled, WeightReadError
 from edgespec.memory.budget import MemoryPlan, divided, fixed_rows, loaded_last, plan_memory
 from edgespec.memory.pinning import MIN_RING_SLOTS
-from edgespec.ports import LanguageModel
+from edgespec.ports import LanguageModel, Progress
 from edgespec.registry import PreparedModel
 from one_tree import ROOT, OneTree
 from port_calls import evaluate
 from port_contract import TEXT
 
 
-def load_paged(prepared: PreparedModel, share: float = 0.5) -> LanguageModel:
+def load_paged(
+    prepared: PreparedModel, share: float = 0.5, progress: Progress | None = None
+) -> LanguageModel:
     """A model with memory for a share of the streamable weights; share 0 is the smallest budget.
 
     Closes `prepared`.
@@ -40,7 +42,7 @@ def load_paged(prepared: PreparedModel, share: float = 0.5) -> LanguageModel:
         if experts:
             room += max(experts.least_bytes, int(share * experts.room_bytes))
         plan = plan_memory(taken + room, rows, needs.cuts, None, paged, experts=experts)
-        return prepared.load(plan)
+        return prepared.load(plan, progress)
 
 
 def one_by_one(model: LanguageModel, tokens: Sequence[int]) -> np.ndarray:

@@ -3,10 +3,9 @@
 A runtime's test module defines a class:
 
     class TestFakeModelKeepsTheContract(PortContract):
-        @pytest.fixture
-        def model_factory(self): return lambda: FakeModel(...)
+        opened = partial(FakeModel, ...)
 
-The factory opens a fresh model, which the suite closes; successive tests share one model. The
+It opens a fresh model, which the suite closes; successive tests share one model. The
 context must hold at least 48 tokens. `slots_contract` is for models with several slots.
 """
 

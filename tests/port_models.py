@@ -59,9 +59,12 @@ class KeptOpen:
 class OpensModels:
     """Fixtures of contracts: models, each opened once for all tests of a class."""
 
+    opened: Callable[[], LanguageModel]
+    """Opens the model; a class that needs fixtures for that has a `model_factory` of its own."""
+
     @pytest.fixture
     def model_factory(self) -> Callable[[], LanguageModel]:
-        raise NotImplementedError("a runtime's test class says how to open its model")
+        return type(self).opened
 
     @pytest.fixture(scope="class")
     @classmethod

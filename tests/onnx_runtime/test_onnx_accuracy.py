@@ -12,6 +12,7 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 from pathlib import Path
 
 from edgespec_runtimes.onnx import runtime
+from edgespec_runtimes.onnx.graph.accuracy import levels
 from edgespec_runtimes.onnx.options import OnnxOptions
 from edgespec_runtimes.onnx.prepared import PreparedOnnx
 from genai_models import QWEN
@@ -26,15 +27,10 @@ def prepared_as(path: Path, owner: str = "target", level: int | None = None) -> 
     return prepared
 
 
-def levels(prepared: PreparedOnnx) -> set[int]:
-    products = [n for n in prepared._graph.graph.node if n.op_type == "MatMulNBits"]
-    return {item.i for n in products for item in n.attribute if item.name == "accuracy_level"}
-
-
 @pytest.mark.parametrize(("owner", "level"), [("target", 1), ("draft", 4)])
 def test_the_accuracy_level_of_the_target_can_be_chosen(owner: str, level: int) -> None:
     with closing(prepared_as(QWEN, owner, 1)) as prepared:
-        assert levels(prepared) == {level}
+        assert levels(prepared._graph.graph) == {level}
 
 
 def test_the_note_is_also_there_without_guesses() -> None:

@@ -24,7 +24,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 import genai_models
-from onnx_files import write_llama
+from onnx_files import edit_graph, write_llama
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="address spaces are limited on Linux"),
@@ -100,16 +100,16 @@ def past_heads(heads: int) -> Change:
     return edit
 
 
-def nested_functions(depth: int) -> Change:
-    """Each function calls the next one twice."""
+def nested_functions(*called: str) -> Change:
+    """Functions f0, f1 and so on, each of which calls another one twice; the first is used."""
 
     def edit(model: onnx.ModelProto) -> None:
         opsets = [helper.make_opsetid("", 17), helper.make_opsetid("bomb", 1)]
-        for i in range(depth):
-            op, domain = (f"f{i + 1}", "bomb") if i + 1 < depth else ("Neg", "")
+        for i, op in enumerate(called):
+            domain = "" if op == "Neg" else "bomb"
             nodes = [
-                helper.make_node(op, ["x"], ["t"], domain=domain),
-                helper.make_node(op, ["t"], ["y"], domain=domain),
+                helper.make_node(op, [source], [result], domain=domain)
+                for source, result in ("xt", "ty")
             ]
             model.functions.append(
                 helper.make_function("bomb", f"f{i}", ["x"], ["y"], nodes, opsets)
@@ -121,13 +121,8 @@ def nested_functions(depth: int) -> Change:
     return edit
 
 
-def recursive_function(model: onnx.ModelProto) -> None:
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("bomb", 1)]
-    nodes = [helper.make_node("f", ["x"], ["y"], domain="bomb")]
-    model.functions.append(helper.make_function("bomb", "f", ["x"], ["y"], nodes, opsets))
-    model.opset_import.append(helper.make_opsetid("bomb", 1))
-    name = model.graph.initializer[0].name
-    model.graph.node.insert(0, helper.make_node("f", [name], ["unused"], domain="bomb"))
+def in_a_row(depth: int) -> list[str]:
+    return [*(f"f{i}" for i in range(1, depth)), "Neg"]
 
 
 def foreign_operator_without_inputs(model: onnx.ModelProto) -> None:
@@ -148,9 +143,8 @@ def huge_constant(model: onnx.ModelProto) -> None:
     ]
     embedding.output[0] = "embedded"
     place = list(model.graph.node).index(embedding) + 1
-    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in model.graph.node]
-    del model.graph.node[:]
-    model.graph.node.extend([*kept[:place], *nodes, *kept[place:]])
+    for node in reversed(nodes):
+        model.graph.node.insert(place, node)
 
 
 BOMBS: dict[str, tuple[Change, str]] = {
@@ -158,9 +152,9 @@ BOMBS: dict[str, tuple[Change, str]] = {
     "logits-wider": (wide_logits(301), "declares logits of 301 tokens, and computes 300"),
     "past-negative": (past_heads(-2), "its past must be"),
     "past-huge": (past_heads(1 << 40), "is damaged"),
-    "functions-30": (nested_functions(30), "call each other so often"),
-    "functions-200": (nested_functions(200), "calls itself, or is called through more"),
-    "function-recursive": (recursive_function, "calls itself"),
+    "functions-30": (nested_functions(*in_a_row(30)), "call each other so often"),
+    "functions-200": (nested_functions(*in_a_row(200)), "calls itself, or is called through more"),
+    "function-recursive": (nested_functions("f0"), "calls itself"),
     "foreign": (foreign_operator_without_inputs, "Constant has no input"),
     "constant": (huge_constant, "computes a value of 16,384 MiB"),
 }
@@ -173,21 +167,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def copied(tiny: Path, folder: Path, model: bytes) -> Path:
-    shutil.copytree(tiny, folder)
-    (folder / "model.onnx").write_bytes(model)
-    return folder
-
-
 @pytest.mark.slow
 def test_a_graph_that_would_take_all_memory_is_refused_in_one_line(
     tiny: Path, tmp_path: Path
 ) -> None:
-    folders = []
-    for name, (edit, _) in BOMBS.items():
-        model = onnx.load(tiny / "model.onnx", load_external_data=False)
-        edit(model)
-        folders.append(copied(tiny, tmp_path / name, model.SerializeToString()))
+    folders = [shutil.copytree(tiny, tmp_path / name) for name in BOMBS]
+    for folder in folders:
+        edit_graph(folder / "model.onnx", BOMBS[folder.name][0])
     for name, exit_code, errors, peak in planned(folders):
         assert exit_code == WRONG_MODEL, (name, errors)
         assert len(errors) == 1 and BOMBS[name][1] in errors[0] and len(errors[0]) < 500, name
@@ -263,7 +249,9 @@ def test_mutations_of_exports_are_refused_in_one_line_or_write_a_text(
     source, changed = sources[seed // 2 % len(sources)], MUTATORS[seed % 2]
     model = onnx.load(source / "model.onnx", load_external_data=False)
     whole, draw = model.SerializeToString(deterministic=True), random.Random(seed)
-    folders = [copied(source, tmp_path / str(i), changed(whole, draw)) for i in range(N_AT_ONCE)]
+    folders = [shutil.copytree(source, tmp_path / str(i)) for i in range(N_AT_ONCE)]
+    for folder in folders:
+        (folder / "model.onnx").write_bytes(changed(whole, draw))
     for name, exit_code, lines, peak in planned(folders, runs=True):
         assert exit_code in {0, WRONG_MODEL, FAILED}, (name, exit_code, lines)
         errors = [line for line in lines if line.startswith("edgespec: error: ")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,7 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
-import onnx
-
 from edgespec.files.unfinished import SUFFIX
-from edgespec.memory.budget import loaded_last, plan_memory
 from edgespec_runtimes.onnx import runtime, trials
 from edgespec_runtimes.onnx.graph.accuracy import set_accuracy
 from edgespec_runtimes.onnx.model import OnnxModel
@@ -27,9 +24,9 @@ from edgespec_runtimes.onnx.prepare import measuring
 from edgespec_runtimes.onnx.weights import artifacts, exchange
 from edgespec_runtimes.onnx.weights.exchanging import ExchangingWeights
 from edgespec_runtimes.onnx.weights.packed import PackedWeights, with_stored
-from onnx_files import write_llama
+from onnx_files import edit_graph, write_llama
 from onnx_models import open_paged, request
-from paging_contract import PagingContract, one_by_one, with_room
+from paging_contract import PagingContract, load_paged, one_by_one, with_room
 from port_contract import TEXT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells mappings")
@@ -44,9 +41,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, level in LEVELS.items():
         folder = tmp_path_factory.mktemp("models") / str(level)
         path = write_llama(folder, bits=4, layers=6, fused=True)
-        model = onnx.load(path, load_external_data=False)
-        set_accuracy(model.graph, level)
-        path.write_bytes(model.SerializeToString())
+        edit_graph(path, lambda model, level=level: set_accuracy(model.graph, level))
         made[name] = folder
     return made
 
@@ -165,18 +160,9 @@ def test_loading_that_is_cancelled_leaves_no_copy(folders: dict[str, Path]) -> N
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        open_paged_with(folders["floats"], stop)
+        load_paged(runtime.prepare(request(folders["floats"])), 0.0, stop)
     assert stopped.is_set()
     assert not [path for path in artifacts.folder().iterdir() if path.suffix in {".packed", SUFFIX}]
-
-
-def open_paged_with(folder: Path, progress: Callable[[str, float], None]) -> None:
-    with closing(runtime.prepare(request(folder))) as prepared:
-        needs = prepared.needs()
-        rows, paged = needs.common_rows(), needs.paged_rows()
-        least = 2 * max(size.slot_bytes for size in needs.cuts[0])
-        taken = sum(row.nbytes for row in (*rows, *loaded_last(paged, rows)))
-        prepared.load(plan_memory(taken + least, rows, needs.cuts, None, paged), progress)
 
 
 def test_saved_constants_lie_where_every_version_maps_them(

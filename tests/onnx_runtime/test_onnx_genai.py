@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ import onnx
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import ModelError
-from edgespec.ports import LanguageModel
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.onnx import runtime
@@ -38,10 +38,7 @@ level 4 activations are rounded to eight bits, and a last bit decides which way.
 @pytest.mark.slow
 class TestLlamaKeepsTheContract(PortContract):
     atol = ROUNDING[LLAMA]
-
-    @pytest.fixture
-    def model_factory(self) -> Callable[[], LanguageModel]:
-        return lambda: open_resident(LLAMA)
+    opened = partial(open_resident, LLAMA)
 
 
 @pytest.mark.slow
@@ -49,20 +46,14 @@ class TestPagedGenaiFourBitsKeepTheContract(PortContract):
     """Fast tests hold its halves: paged matrices of four bits, and other paged models of genai."""
 
     atol = ROUNDING[QWEN]
-
-    @pytest.fixture
-    def model_factory(self) -> Callable[[], LanguageModel]:
-        return lambda: open_paged(QWEN)
+    opened = partial(open_paged, QWEN)
 
 
 class TestPagedWindowsKeepTheContract(PortContract):
     """Every branch is a row in a model whose layers see fewer tokens than the context holds."""
 
     atol = ROUNDING[GEMMA]
-
-    @pytest.fixture
-    def model_factory(self) -> Callable[[], LanguageModel]:
-        return lambda: open_paged(GEMMA)
+    opened = partial(open_paged, GEMMA)
 
 
 @pytest.mark.slow
@@ -88,8 +79,7 @@ def test_logits_of_single_tokens_equal_the_whole_models(
 ) -> None:
     model = open_resident(folder) if share is None else open_paged(folder, share)
     tokens = model.vocabulary.encode(2 * TEXT)[:48]
-    whole = WholeModel(without_rings(folder, tmp_path))
-    expected = np.stack([whole.decode(token) for token in tokens])
+    expected = WholeModel(without_rings(folder, tmp_path)).decode_all(tokens)
     assert np.allclose(one_by_one(model, tokens), expected, atol=1e-4)
     model.close()
 
@@ -155,8 +145,7 @@ def difference_at_the_end(folder: Path, whole_path: Path, n_ctx: int) -> float:
     """Largest difference of the logits of a tree at a context's end from the whole model's."""
     model = open_resident(folder, ctx_size=n_ctx)
     tokens = (8 * model.vocabulary.encode(2 * TEXT))[: n_ctx - 1]
-    whole = WholeModel(whole_path)
-    expected = np.stack([whole.decode(token) for token in tokens])[-3:]
+    expected = WholeModel(whole_path).decode_all(tokens)[-3:]
     prefill(model, tokens[:-3])
     tree, path = OneTree(tokens[-3]), [ROOT]
     for token in tokens[-2:]:

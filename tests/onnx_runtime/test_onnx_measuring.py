@@ -19,7 +19,7 @@ from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.graph.accuracy import EIGHT_BITS, set_accuracy
 from edgespec_runtimes.onnx.prepare import measuring
 from edgespec_runtimes.onnx.prepared import PreparedOnnx
-from onnx_files import save, write_llama
+from onnx_files import edit_graph, save, write_llama
 from onnx_models import open_resident, request
 
 VOCAB, HIDDEN = 512, 64
@@ -71,9 +71,7 @@ def test_a_plan_without_a_trial_is_no_smaller_than_one_with(
     """A trial that failed once had named a budget of 443 MiB, and the next start asked for 485."""
     monkeypatch.setattr(measuring, "MEASURED_BYTES", 0)
     path = write_llama(tmp_path, hidden=512, ffn=2048, layers=2, bits=4, fused=True)
-    model = onnx.load(path, load_external_data=False)
-    set_accuracy(model.graph, EIGHT_BITS)
-    path.write_bytes(model.SerializeToString())
+    edit_graph(path, lambda model: set_accuracy(model.graph, EIGHT_BITS))
     with monkeypatch.context() as failing:
         failing.setattr(measuring, "_tried", lambda *_: [])
         without = needs_of(path)

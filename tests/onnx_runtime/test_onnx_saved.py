@@ -169,7 +169,6 @@ def test_a_model_quantised_by_onnxruntime(
     )
     kinds = {weight.kind for weight in read_source(path).weights.values()}
     assert {TensorProto.INT8, TensorProto.UINT8} & kinds
-    whole = WholeModel(path)
-    reference = np.stack([whole.decode(token) for token in TOKENS])
+    reference = WholeModel(path).decode_all(TOKENS)
     for model in (open_resident(path), open_paged(path)):
         assert np.allclose(logits(model), reference, atol=1e-4)

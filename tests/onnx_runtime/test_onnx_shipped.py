@@ -1,14 +1,10 @@
-"""The shipped ONNX pair keeps the port's contract, and its text is onnxruntime's own.
-
-The whole target is decoded token by token, on the twenty shipped prompts. A token may differ only
-where rounding decides: the two best logits lie closer than twice what they move when onnxruntime is
-fed several tokens at once.
-"""
+"""The shipped ONNX pair keeps the port's contract."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +21,7 @@ from slots_contract import SlotsContract
 
 MODELS = Path(__file__).parents[2] / "models"
 TARGET, DRAFT = MODELS / "edgespec-target-onnx-fp16", MODELS / "edgespec-draft-onnx-fp16"
-
-
 SIZES = {"ctx_size": 256, "max_nodes": 17, "max_branches": 8}
-
-
 HALF_STEPS = 0.02
 """Logits of half precision, between 8 and 16, are 0.0078 apart; onnxruntime's own differ by one
 such step when it is fed several tokens at once."""
@@ -38,10 +30,7 @@ such step when it is fed several tokens at once."""
 @pytest.mark.slow
 class TestSlotsOfAPagedExport(SlotsContract):
     atol = atol_beside = HALF_STEPS
-
-    @pytest.fixture
-    def model_factory(self) -> Callable[[], LanguageModel]:
-        return lambda: open_paged(TARGET, n_slots=3, **SIZES)
+    opened = partial(open_paged, TARGET, n_slots=3, **SIZES)
 
 
 @pytest.mark.slow
@@ -79,7 +68,4 @@ class TestResidentExportKeepsTheContract(PortContract):
 @pytest.mark.slow
 class TestPagedExportKeepsTheContract(PortContract):
     atol = HALF_STEPS
-
-    @pytest.fixture
-    def model_factory(self) -> Callable[[], LanguageModel]:
-        return lambda: open_paged(TARGET, share=0.3, **SIZES)
+    opened = partial(open_paged, TARGET, share=0.3, **SIZES)

@@ -82,8 +82,7 @@ def test_a_budget_in_which_it_does_not_fit_is_refused_with_the_reason_and_one_th
 def test_in_memory_it_computes_what_onnxruntime_computes(path: Path) -> None:
     model = open_resident(path)
     tokens = model.vocabulary.encode(TEXT)[:8]
-    whole = WholeModel(path)
-    expected = np.stack([whole.decode(token) for token in tokens])
+    expected = WholeModel(path).decode_all(tokens)
     assert np.allclose(one_by_one(model, tokens), expected, atol=1e-4)
     model.close()
 

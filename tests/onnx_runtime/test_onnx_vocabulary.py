@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,20 +42,17 @@ def sentencepiece(folder: Path) -> TokenizerVocabulary:
     return read_vocabulary(folder, len(tokens), [{"eos_token_id": [1]}])
 
 
-def test_byte_level_pieces_join_to_the_text(tmp_path: Path) -> None:
-    vocabulary = byte_level(tmp_path)
+@pytest.mark.parametrize("vocabulary_in", [byte_level, sentencepiece])
+def test_pieces_join_to_the_text(
+    vocabulary_in: Callable[[Path], TokenizerVocabulary], tmp_path: Path
+) -> None:
+    vocabulary = vocabulary_in(tmp_path)
     assert b"".join(map(vocabulary.piece, vocabulary.encode(TEXT))).decode() == TEXT
-
-
-def test_sentencepiece_pieces_join_to_the_text(tmp_path: Path) -> None:
-    vocabulary = sentencepiece(tmp_path)
-    assert b"".join(map(vocabulary.piece, vocabulary.encode(TEXT))).decode() == TEXT
-    assert vocabulary.piece(259) == b" the"
 
 
 def test_control_tokens_add_nothing_and_other_added_tokens_their_text(tmp_path: Path) -> None:
     vocabulary = sentencepiece(tmp_path)
-    assert vocabulary.piece(1) == b""
+    assert (vocabulary.piece(1), vocabulary.piece(259)) == (b"", b" the")
     assert vocabulary.piece(vocabulary.encode("<|user|>")[0]) == b"<|user|>"
 
 
