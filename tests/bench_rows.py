@@ -11,11 +11,20 @@ from edgespec.bench.bench_report import (
     ModelFile,
     SkippedMode,
 )
+from edgespec.bench.modes import known_modes
 from edgespec.bench.runs import Decoded
 from edgespec.bench.summary import FinishedRun, spread, summarise
+from edgespec.ports.baselines import Baseline
 from edgespec.values import RoundStats, SourceStats
 
 MB = 10**6
+BASELINES = (
+    Baseline("mmap", ""),
+    Baseline("resident", "", resident=True),
+    Baseline("spec", "", True),
+)
+KNOWN = known_modes(BASELINES)
+"""Modes of a runtime with each kind of baseline."""
 
 
 def round_cost(accepted: int = 0, **seconds: float) -> RoundStats:

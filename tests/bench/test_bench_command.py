@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from bench_rows import KNOWN
 from edgespec.bench import child
 from edgespec.bench.bench_runs import ModelSurvey, applicable, named_drafts
 from edgespec.bench.bench_settings import BenchSettings
@@ -25,18 +26,9 @@ from edgespec.memory.budget import MIB
 from edgespec.models import packaged
 from edgespec.models.embedded import embedded_pair
 from edgespec.models.model_files import copies, files_of, largest_of, size_of
-from edgespec.ports.baselines import Baseline
 from edgespec.session import session
 from edgespec.settings.base import in_flags
 from edgespec.settings.config import LoadSettings, SamplingParams
-
-KNOWN = known_modes(
-    [
-        Baseline("mmap", ""),
-        Baseline("resident", "", resident=True),
-        Baseline("spec", "", True),
-    ]
-)
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from bench_rows import KNOWN
 from edgespec.bench.bench_runs import RAW, scheduled_runs
-from edgespec.bench.modes import ENGINE_MODES, choose, known_modes
-from edgespec.ports.baselines import Baseline
-
-KNOWN = known_modes(
-    [
-        Baseline("mmap", "mapped"),
-        Baseline("resident", "kept", resident=True),
-        Baseline("line", "a line of guesses", drafts=True),
-    ]
-)
+from edgespec.bench.modes import ENGINE_MODES, choose
 
 
 def test_every_mode_and_the_raw_reads_have_a_turn_per_prompt_and_repetition():

@@ -64,45 +64,34 @@ def test_a_budget_is_bytes_unless_it_depends_on_the_machine(given: Any, kept: An
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("of", "settings"),
     [
-        {"modle": "m"},
-        {},
-        {"model": "m", "ctx_size": -1},
-        {"model": "m", "memory_budget": "150%"},
-        {"model": "m", "gpu_memory_budget": "150%"},
-        {"model": "m", "gpu_memory_budget": "1G", "provider": "cpu"},
-        {"model": "m", "memory_budget": "much"},
-        {"model": "m", "n_gpu_layers_draft": 4},
-        {"model": "m", "threads": True},
-        {"model": "m", "batch_size": 1 << 63},
-        {"model": "m", "n_parallel": 0},
+        (LoadSettings, {"modle": "m"}),
+        (LoadSettings, {}),
+        (LoadSettings, {"model": "m", "ctx_size": -1}),
+        (LoadSettings, {"model": "m", "memory_budget": "150%"}),
+        (LoadSettings, {"model": "m", "gpu_memory_budget": "150%"}),
+        (LoadSettings, {"model": "m", "gpu_memory_budget": "1G", "provider": "cpu"}),
+        (LoadSettings, {"model": "m", "memory_budget": "much"}),
+        (LoadSettings, {"model": "m", "n_gpu_layers_draft": 4}),
+        (LoadSettings, {"model": "m", "threads": True}),
+        (LoadSettings, {"model": "m", "batch_size": 1 << 63}),
+        (LoadSettings, {"model": "m", "n_parallel": 0}),
+        (GenerateSettings, {"temperature": -0.1}),
+        (GenerateSettings, {"temperature": float("nan")}),
+        (GenerateSettings, {"top_p": 0}),
+        (GenerateSettings, {"max_tokens": -2}),
+        (GenerateSettings, {"stop": ("",)}),
+        (GenerateSettings, {"draft_max": 100_000}),
+        (GenerateSettings, {"repeat_last_n": 1 << 63}),
+        (GenerateSettings, {"logit_bias": ["15043"]}),
+        (GenerateSettings, {"logit_bias": {7: float("inf")}}),
+        (GenerateSettings, {"fallback": "fix"}),
     ],
 )
-def test_load_settings_refuse(settings: dict[str, Any]):
+def test_settings_refuse(of: type[LoadSettings | GenerateSettings], settings: dict[str, Any]):
     with pytest.raises(UsageError) as refusal:
-        LoadSettings.model_validate(settings)
-    hold_sentence(in_flags(refusal.value.message))
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"temperature": -0.1},
-        {"temperature": float("nan")},
-        {"top_p": 0},
-        {"max_tokens": -2},
-        {"stop": ("",)},
-        {"draft_max": 100_000},
-        {"repeat_last_n": 1 << 63},
-        {"logit_bias": ["15043"]},
-        {"logit_bias": {7: float("inf")}},
-        {"fallback": "fix"},
-    ],
-)
-def test_generate_settings_refuse(settings: dict[str, Any]):
-    with pytest.raises(UsageError) as refusal:
-        GenerateSettings.model_validate(settings)
+        of.model_validate(settings)
     hold_sentence(in_flags(refusal.value.message))
 
 

@@ -29,6 +29,15 @@ class FakeClock:
         return self.now_s
 
 
+def progress(
+    console: Console, clock: FakeClock, step_s: float, *shares: float, what: str = "loading"
+) -> None:
+    """Tell of shares of a phase, so many seconds after each other."""
+    for share in shares:
+        console.progress(what, share)
+        clock.now_s += step_s
+
+
 @pytest.mark.parametrize(
     ("mode", "stream", "environ", "wanted"),
     [
@@ -48,18 +57,14 @@ def test_color_is_for_terminals_that_want_it(mode, stream, environ, wanted):
 def test_what_is_soon_done_shows_no_progress():
     err, clock = FakeTerminal(), FakeClock()
     console = Console(stderr=err, clock=clock)
-    for share in (0.0, 0.5, 1.0):
-        console.progress("loading", share)
-        clock.now_s += 0.3
+    progress(console, clock, 0.3, 0.0, 0.5, 1.0)
     assert err.getvalue() == ""
 
 
 def test_a_terminal_sees_one_line_that_text_removes():
     out, err, clock = FakeTerminal(), FakeTerminal(), FakeClock()
     console = Console("never", stdout=out, stderr=err, clock=clock)
-    for share in (0.0, 0.25, 0.5):
-        console.progress("loading", share)
-        clock.now_s += 2
+    progress(console, clock, 2, 0.0, 0.25, 0.5)
     console.token(TokenEvent("word", 1, "target", 0))
     console.token(TokenEvent("word", 1, "target", 0))
     clear = "\r\x1b[K"
@@ -69,9 +74,7 @@ def test_a_terminal_sees_one_line_that_text_removes():
 def test_a_log_gets_plain_lines_now_and_then():
     err, clock = io.StringIO(), FakeClock()
     console = Console(stderr=err, clock=clock)
-    for share in range(0, 100, 10):
-        console.progress("loading", share / 100)
-        clock.now_s += 2
+    progress(console, clock, 2, *(share / 100 for share in range(0, 100, 10)))
     assert err.getvalue() == "loading: 10%\nloading: 40%\nloading: 70%\n"
 
 
@@ -80,18 +83,14 @@ def test_progress_on_a_terminal_is_one_line(width: int, monkeypatch: pytest.Monk
     monkeypatch.setenv("COLUMNS", str(width))
     err, clock = FakeTerminal(), FakeClock()
     console = Console(stderr=err, clock=clock)
-    for share in (0.0, 0.5):
-        console.progress("fetching a model with a long name", share)
-        clock.now_s += 6
+    progress(console, clock, 6, 0.0, 0.5, what="fetching a model with a long name")
     assert len(err.getvalue().strip("\r").removeprefix("\x1b[K")) <= width - 1
 
 
 def test_quiet_keeps_notes_and_progress():
     err, clock = io.StringIO(), FakeClock()
     console = Console(quiet=True, stderr=err, clock=clock)
-    console.progress("loading", 0.0)
-    clock.now_s += 9
-    console.progress("loading", 0.5)
+    progress(console, clock, 9, 0.0, 0.5)
     console.note("to know")
     assert err.getvalue() == ""
 
@@ -121,9 +120,7 @@ def test_notes_and_progress_give_a_terminal_no_orders():
     console = Console("never", stdout=io.StringIO(), stderr=err, clock=clock)
     console.note(NASTY)
     assert err.getvalue() == SHOWN + "\n"
-    console.progress("\x1b[2Jloading", 0.1)
-    clock.now_s += 10
-    console.progress("\x1b[2Jloading", 0.2)
+    progress(console, clock, 10, 0.1, 0.2, what="\x1b[2Jloading")
     assert "\x1b[2J" not in err.getvalue()
     assert "[2Jloading: 20%" in err.getvalue()
 

@@ -41,7 +41,7 @@ def test_json_keeps_the_text_before_a_failure(fake: FakeSession, capsys):
     assert report["error"]["type"] == "TargetLost"
 
 
-def test_json_is_one_object_with_the_promised_keys(fake: FakeSession, capsys):
+def test_json_is_one_object_with_the_figures(fake: FakeSession, capsys):
     assert command_line.main(["generate", "-p", "hi", "--json", "--seed", "5"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert {key: report[key] for key in ("text", "prompt_tokens", "tokens", "finish_reason")} == {
@@ -57,10 +57,6 @@ def test_json_is_one_object_with_the_promised_keys(fake: FakeSession, capsys):
         "decode_s": 1.5,
         "tokens_per_s": 2.0,
     }
-    wanted = {"rounds", "target_passes", "drafted", "verified", "accepted"}
-    assert wanted | {"tokens_per_pass", "provisional_kept"} <= report["speculation"].keys()
-    wanted = {"segments", "pinned_bytes", "streamed_bytes", "bytes_read", "stall_s", "passes"}
-    assert wanted <= report["paging"].keys()
     assert report["memory"]["budget_bytes"] == 100 * MIB
     assert report["memory"]["planned_bytes"] == 90 * MIB
     assert report["memory"]["peak_bytes"] > 0
@@ -109,8 +105,11 @@ def test_no_guesses_are_no_draft(fake: FakeSession, capsys):
     assert "no draft is loaded, because --draft-max is 0" in capsys.readouterr().err
 
 
-def test_names_of_models_work_as_paths_do(fake: FakeSession):
-    assert command_line.main(["generate", "-m", "target", "-md", "edgespec-draft", "-p", "hi"]) == 0
+@pytest.mark.parametrize("names", [(), ("-m", "target", "-md", "edgespec-draft")])
+def test_the_embedded_pair_is_used_without_models_and_by_its_names(
+    names: tuple[str, ...], fake: FakeSession
+):
+    assert command_line.main(["generate", *names, "-p", "hi"]) == 0
     assert fake.load_settings.model.name.startswith("edgespec-target")
     assert fake.load_settings.draft.name.startswith("edgespec-draft")
 
@@ -120,12 +119,6 @@ def test_without_a_command_the_next_steps_are_shown(capsys):
     out, err = capsys.readouterr()
     assert "edgespec demo" in out and "edgespec generate -p" in out and "--help" in out
     assert "no command given" in err
-
-
-def test_without_models_the_embedded_pair_is_used(fake: FakeSession):
-    assert command_line.main(["generate", "-p", "hi"]) == 0
-    assert fake.load_settings.model.name.startswith("edgespec-target")
-    assert fake.load_settings.draft.name.startswith("edgespec-draft")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is full")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.flags import parser as flags
 from edgespec.cli.invocation import CommandSettings, read_prompts, settings_from
 from edgespec.errors import UsageError
 from sentences import hold_sentence, refuses
@@ -124,35 +123,25 @@ def test_no_guesses_in_the_file_are_no_draft(tmp_path: Path):
     assert result.load.draft is None and result.generate.no_draft
 
 
-# Guesses from the text
+@pytest.mark.parametrize(
+    ("config", "lookup"), [("", None), ("lookup = true", True), ("lookup = false", False)]
+)
+def test_lookup_is_beside_a_draft_unless_a_file_says_it(
+    config: str, lookup: bool | None, tmp_path: Path
+):
+    given = request(tmp_path, config)
+    assert (given.generate.lookup, given.engine.lookup) == (lookup, lookup)
 
 
-def test_lookup_is_beside_a_draft_unless_it_is_said() -> None:
-    given = settings_from(flags.parse(["generate", "-p", "x"]))
-    assert given.generate.lookup is None
-    assert given.engine.lookup is None
-
-
-@pytest.mark.parametrize(("given", "is_pinned"), [([], False), (["--draft-max", "48"], True)])
+@pytest.mark.parametrize("given", [{}, {"draft_max": "48"}])
 def test_the_usual_number_of_guesses_is_pinned_where_it_is_given(
-    given: list[str], is_pinned: bool
-) -> None:
-    rules = settings_from(flags.parse(["generate", "-p", "x", *given])).engine
-    assert (rules.draft_max, rules.pins_draft_max) == (48, is_pinned)
+    given: dict[str, str], tmp_path: Path
+):
+    rules = request(tmp_path, **given).engine
+    assert (rules.draft_max, rules.pins_draft_max) == (48, bool(given))
 
 
-@pytest.mark.parametrize("lookup", [True, False])
-def test_a_file_says_lookup_with_a_truth(lookup: bool, tmp_path: Path) -> None:
-    file = tmp_path / "settings.toml"
-    file.write_text(f"lookup = {str(lookup).lower()}\n")
-    given = settings_from(flags.parse(["generate", "-p", "x", "--config", str(file)]))
-    assert given.engine.lookup is lookup
-
-
-def test_a_target_with_lookup_alone_takes_the_flags_of_drafting(tmp_path: Path) -> None:
-    file = tmp_path / "settings.toml"
-    file.write_text("lookup = true\nno-draft = true\n")
-    words = ["generate", "-p", "x", "--config", str(file), "--draft-max", "8"]
-    given = settings_from(flags.parse(words))
+def test_a_target_with_lookup_alone_takes_the_flags_of_drafting(tmp_path: Path):
+    given = request(tmp_path, "lookup = true\nno-draft = true", draft_max="8")
     assert given.load.draft is None
     assert (given.generate.lookup, given.generate.draft_max) == (True, 8)

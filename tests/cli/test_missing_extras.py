@@ -82,20 +82,34 @@ def refused_at_a_terminal(packages: str, *arguments: str) -> tuple[int, str]:
     return done.returncode, line
 
 
-@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
-def test_serving_wants_the_extra_serve(package: str, refused: Refused) -> None:
-    code, line = refused(package, "serve", "-m", "/nowhere.gguf")
-    assert code == 2
-    assert line.startswith("edgespec: error: serving needs starlette and uvicorn")
-    assert line.endswith(extras.install_command("serve"))
+NOWHERE = ("-m", "/nowhere.gguf")
+TEXT = ("generate", *NOWHERE, "-p", "x", "--quiet")
+SERVING = "serving needs starlette and uvicorn"
+TEMPLATES = "chat templates need jinja2"
+FETCHING = "fetching models needs huggingface_hub"
+STRUCTURE = "grammars and JSON schemas need llguidance"
 
 
-@pytest.mark.parametrize("command", ["chat", "serve"])
-def test_templates_want_the_extra_chat(command: str, refused: Refused) -> None:
-    code, line = refused("jinja2", command, "-m", "/nowhere.gguf", "--quiet")
+@pytest.mark.parametrize(
+    ("package", "words", "said", "extra"),
+    [
+        ("starlette", ("serve", *NOWHERE), SERVING, "serve"),
+        ("uvicorn", ("serve", *NOWHERE), SERVING, "serve"),
+        ("jinja2", ("chat", *NOWHERE, "--quiet"), TEMPLATES, "chat"),
+        ("jinja2", ("serve", *NOWHERE, "--quiet"), TEMPLATES, "chat"),
+        ("httpx2", ("generate", "-hf", "user/model", "-p", "x"), FETCHING, "hub"),
+        ("huggingface_hub", ("generate", "-hf", "user/model", "-p", "x"), FETCHING, "hub"),
+        ("llguidance", (*TEXT, "--grammar", "{}"), STRUCTURE, "grammar"),
+        ("llguidance", (*TEXT, "--json-schema", "{}"), STRUCTURE, "grammar"),
+    ],
+)
+def test_what_needs_a_package_wants_its_extra(
+    package: str, words: tuple[str, ...], said: str, extra: str, refused: Refused
+) -> None:
+    code, line = refused(package, *words)
     assert code == 2
-    assert line.startswith("edgespec: error: chat templates need jinja2")
-    assert line.endswith(extras.install_command("chat"))
+    assert line.startswith(f"edgespec: error: {said}")
+    assert line.endswith(extras.install_command(extra))
 
 
 @pytest.mark.slow
@@ -104,24 +118,6 @@ def test_a_terminal_to_chat_in_wants_the_extra_chat() -> None:
     assert code == 2
     assert line.startswith("edgespec: error: a terminal to chat in needs prompt_toolkit")
     assert line.endswith(extras.install_command("chat"))
-
-
-@pytest.mark.parametrize("package", ["httpx2", "huggingface_hub"])
-def test_fetching_wants_the_extra_hub(package: str, refused: Refused) -> None:
-    code, line = refused(package, "generate", "-hf", "user/model", "-p", "x")
-    assert code == 2
-    assert line.startswith("edgespec: error: fetching models needs huggingface_hub")
-    assert line.endswith(extras.install_command("hub"))
-
-
-@pytest.mark.parametrize("flag", ["--grammar", "--json-schema"])
-def test_structured_answers_want_the_extra_grammar(flag: str, refused: Refused) -> None:
-    code, line = refused(
-        "llguidance", "generate", "-m", "/nowhere.gguf", "-p", "x", flag, "{}", "--quiet"
-    )
-    assert code == 2
-    assert line.startswith("edgespec: error: grammars and JSON schemas need llguidance")
-    assert line.endswith(extras.install_command("grammar"))
 
 
 def test_an_onnx_model_wants_the_extra_onnx(refused: Refused) -> None:

@@ -12,8 +12,10 @@ from edgespec.cli import command_line, invocation
 from fake_session import FakeSession
 
 
-def pipe_in(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+def pipe_in(monkeypatch: pytest.MonkeyPatch, data: bytes | None) -> None:
+    """Bytes in a pipe to stdin; None closes it."""
+    pipe = None if data is None else io.TextIOWrapper(io.BytesIO(data))
+    monkeypatch.setattr(sys, "stdin", pipe)
 
 
 def test_a_prompt_may_be_piped(fake: FakeSession, monkeypatch: pytest.MonkeyPatch):
@@ -22,25 +24,19 @@ def test_a_prompt_may_be_piped(fake: FakeSession, monkeypatch: pytest.MonkeyPatc
     assert fake.prompt == "grüße\r\n"
 
 
-def test_a_closed_stdin_is_no_prompt(fake: FakeSession, monkeypatch: pytest.MonkeyPatch, capsys):
-    monkeypatch.setattr(sys, "stdin", None)
-    assert command_line.main(["generate"]) == 2
-    assert "no prompt given" in capsys.readouterr().err
-
-
-def test_a_prompt_that_no_context_holds_is_not_read_to_its_end(
-    fake: FakeSession, monkeypatch: pytest.MonkeyPatch, capsys
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (None, "no prompt given"),
+        pytest.param(bytes(2 << 20), "stdin: it holds more than 1 MiB", id="longer than a context"),
+        (b"", "is empty"),
+        (b"ok\xff", "byte 2"),
+    ],
+)
+def test_a_pipe_without_a_prompt_is_refused(
+    fake: FakeSession, monkeypatch: pytest.MonkeyPatch, capsys, data: bytes | None, message: str
 ):
     monkeypatch.setattr(invocation, "MAX_PROMPT_BYTES", 1 << 20)
-    pipe_in(monkeypatch, bytes(2 << 20))
-    assert command_line.main(["generate"]) == 2
-    assert "stdin: it holds more than 1 MiB" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("data", "message"), [(b"", "is empty"), (b"ok\xff", "byte 2")])
-def test_a_pipe_without_text_is_refused(
-    fake: FakeSession, monkeypatch: pytest.MonkeyPatch, capsys, data: bytes, message: str
-):
     pipe_in(monkeypatch, data)
     assert command_line.main(["generate"]) == 2
     assert message in capsys.readouterr().err
