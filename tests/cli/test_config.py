@@ -77,6 +77,8 @@ def test_a_budget_is_bytes_unless_it_depends_on_the_machine(given: Any, kept: An
         (LoadSettings, {"model": "m", "threads": True}),
         (LoadSettings, {"model": "m", "batch_size": 1 << 63}),
         (LoadSettings, {"model": "m", "n_parallel": 0}),
+        (LoadSettings, {"model": "m", "memory_budget": -1}),
+        (GenerateSettings, {"pacer": "llmcat"}),
         (GenerateSettings, {"temperature": -0.1}),
         (GenerateSettings, {"temperature": float("nan")}),
         (GenerateSettings, {"top_p": 0}),
@@ -89,10 +91,13 @@ def test_a_budget_is_bytes_unless_it_depends_on_the_machine(given: Any, kept: An
         (GenerateSettings, {"fallback": "fix"}),
     ],
 )
-def test_settings_refuse(of: type[LoadSettings | GenerateSettings], settings: dict[str, Any]):
+def test_settings_refuse_by_flag_and_by_key_of_a_file(
+    of: type[LoadSettings | GenerateSettings], settings: dict[str, Any]
+):
     with pytest.raises(UsageError) as refusal:
         of.model_validate(settings)
     hold_sentence(in_flags(refusal.value.message))
+    hold_sentence(in_flags(refusal.value.message, Path("t.toml"), settings))
 
 
 def test_every_rule_of_the_engine_can_be_named():
@@ -197,25 +202,3 @@ def test_a_file_is_refused_with_its_name(tmp_path: Path, text: str):
     path = write(tmp_path, text)
     with refuses(UsageError):
         read_config(path)
-
-
-@pytest.mark.parametrize(
-    ("of", "settings"),
-    [
-        (LoadSettings, {"ctx_size": -4}),
-        (LoadSettings, {"threads": True}),
-        (LoadSettings, {"memory_budget": -1}),
-        (LoadSettings, {"memory_budget": "150%"}),
-        (LoadSettings, {"n_gpu_layers_draft": 1}),
-        (GenerateSettings, {"pacer": "llmcat"}),
-        (GenerateSettings, {"temperature": -1}),
-        (GenerateSettings, {"stop": [""]}),
-    ],
-)
-def test_what_a_file_says_is_refused_by_file_and_key(
-    of: type[LoadSettings | GenerateSettings], settings: dict[str, Any]
-):
-    given = settings | ({"model": "m"} if of is LoadSettings else {})
-    with pytest.raises(UsageError) as refusal:
-        of.model_validate(given)
-    hold_sentence(in_flags(refusal.value.message, Path("t.toml"), settings))
