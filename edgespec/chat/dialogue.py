@@ -56,7 +56,7 @@ class Dialogue:
         with named(f"{path} cannot be written"):
             if path.exists():
                 Dialogue().load(path)
-            with unfinished_file(path, is_private=True) as file:
+            with unfinished_file(path.resolve(), is_private=True) as file:
                 # half a surrogate pair, which another program may have saved, stays an escape
                 file.write(content.encode(errors="backslashreplace") + b"\n")
 

@@ -107,8 +107,7 @@ def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
     """
     notes, heads = fetching.fetch_named(args)
     flags = dict(vars(args))
-    file = find_config(args.config) if "config" in args else None
-    config = read_config(file) if file else {}
+    file, config = of_file(args)
     for source in (flags, config):
         _settle_meanings(source, notes)
     _settle_draft(flags, config, notes, Spelling(file, frozenset(config)))
@@ -128,10 +127,15 @@ def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
     return CommandSettings(load, generate, tuple(notes))
 
 
+def of_file(args: argparse.Namespace) -> tuple[Path | None, dict[str, Any]]:
+    """The config file and its settings. Raises UsageError."""
+    file = find_config(args.config) if "config" in args else None
+    return file, read_config(file) if file else {}
+
+
 def server_settings(args: argparse.Namespace) -> ServerSettings:
     """Settings of a server, from flags and the config file. Raises UsageError."""
-    file = find_config(args.config) if "config" in args else None
-    config = read_config(file) if file else {}
+    file, config = of_file(args)
     names = Spelling(file, frozenset(config.keys() - vars(args).keys()))
     return _validated(config | vars(args), ServerSettings, names)
 

@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec import registry
 from edgespec.cli.console import Console
-from edgespec.cli.invocation import CommandSettings, model_path, settings_from
+from edgespec.cli.invocation import CommandSettings, model_path, of_file, settings_from
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.request_limits import EMBEDDING_BODY_BYTES, max_body_bytes, serving_bytes
-from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError, marked
+from edgespec.errors import EdgespecError, ModelError, UsageError, marked
 from edgespec.files import gguf_names
 from edgespec.memory import heap, process
 from edgespec.memory.division import HEADROOM_SHARE
 from edgespec.models import model_files
 from edgespec.settings.base import in_flags
 from edgespec.settings.config import DEFAULT_CTX_SIZE
-from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
     from edgespec.memory.budget import MemoryPlan
@@ -59,12 +58,14 @@ def is_one(args: argparse.Namespace) -> bool:
         if "hf_repo" in args:
             raise UsageError("-hf names one model, and -m others: fetch it, and name it with -m")
         return False
-    if not typed:
-        return True
-    path = model_path(typed[0])
+    config = {} if "hf_repo" in args else of_file(args)[1]
+    named = typed[0] if typed else config.get("model")
+    path = model_path(named) if isinstance(named, str | Path) else Path()
     if path.suffix == ".gguf" and path.exists() and registry.find(path).embeds(path):
+        args.model = [named]
         return False
-    args.model = typed[0]
+    if typed:
+        args.model = named
     return True
 
 
@@ -220,28 +221,27 @@ class ModelList:
         model.smallest_bytes = plan.smallest_bytes
         model.room_bytes = plan.planned_bytes - plan.rows[0].nbytes + 2 * process.STEP_BYTES
         budget_bytes = process.resolve_budget(settings.load.memory_budget)
-        if plan.smallest_bytes > budget_bytes:
-            raise BudgetError(
-                f"it needs at least {format_size(plan.smallest_bytes)}; the budget is "
-                f"{format_size(budget_bytes)}: raise --memory-budget or lower --ctx-size",
-                plan.smallest_bytes,
-            )
+        if plan.smallest_bytes > budget_bytes:  # raises, unless a shorter context fits
+            model.smallest_bytes = _plan(settings, model.embeds, n_parallel=1).smallest_bytes
+
+
+def _plan(settings: CommandSettings, embeds: bool, **changes: Any) -> MemoryPlan:
+    from edgespec.session import embedder, session
+
+    load = settings.load.model_copy(update=changes)
+    return embedder.plan_embedder(load) if embeds else session.plan(load, settings.engine)
 
 
 def _planned(settings: CommandSettings, embeds: bool) -> MemoryPlan:
     """The plan of a model with all weights in memory."""
-    from edgespec.session import embedder, session
-
-    n_texts = 1 if settings.load.n_parallel == "auto" else settings.load.n_parallel
-    ample = settings.load.model_copy(update={"memory_budget": _PLENTY, "n_parallel": n_texts})
-    if embeds:
-        return embedder.plan_embedder(ample)
-    plan = session.plan(ample, settings.engine)
-    if ample.ctx_size or plan.ctx_size <= DEFAULT_CTX_SIZE:
+    load = settings.load
+    n_texts = 1 if load.n_parallel == "auto" else load.n_parallel
+    ample = {"memory_budget": _PLENTY, "n_parallel": n_texts}
+    plan = _plan(settings, embeds, **ample)
+    if embeds or load.ctx_size or plan.ctx_size <= DEFAULT_CTX_SIZE:
         return plan
     # a longer context is for memory that is left
-    usual = ample.model_copy(update={"ctx_size": DEFAULT_CTX_SIZE})
-    return session.plan(usual, settings.engine)
+    return _plan(settings, embeds, **ample, ctx_size=DEFAULT_CTX_SIZE)
 
 
 _PLENTY = 1 << 44

@@ -14,15 +14,16 @@ from edgespec.errors import EdgespecError
 def folder() -> Path:
     """The cache folder by the XDG base directory specification; it may not exist yet.
 
-    For a user without a home folder it is one that cannot be made, in which nothing is found.
+    For a user without a home folder, or in that of another user, it is one that cannot be made, in
+    which nothing is found.
     """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():
-        try:
-            base = Path.home() / ".cache"
-        except RuntimeError:
-            base = Path(os.devnull, "no home folder")
-    return base / "edgespec"
+    try:
+        path = (base if base.is_absolute() else Path.home() / ".cache") / "edgespec"
+        (path / "drafts").exists()  # raises where nobody may look
+    except (OSError, RuntimeError):
+        path = Path(os.devnull, "no home folder", "edgespec")
+    return path
 
 
 def make_folder() -> Path:

@@ -104,8 +104,8 @@ class Hub:
     def _newest(self, reference: HubReference, progress: Progress) -> Fetched:
         commit, files = self._listed(reference.repo)
         model, folder = choose(reference, files), self._folder(reference.repo)
-        blobs = {file: folder / "blobs" / file.digits for file in model.files}
-        missing = {file: blob for file, blob in blobs.items() if not blob.exists()}
+        blobs = {file: folder / "blobs" / file.digits for file in files}
+        missing = {file: blobs[file] for file in model.files if not blobs[file].exists()}
         total_bytes = sum(file.size_bytes for file in missing)
 
         def here_bytes() -> int:
@@ -129,8 +129,8 @@ class Hub:
             url = hf_hub_url(reference.repo, file.name, revision=commit, endpoint=self.endpoint)
             _fetch(file, blob, url, headers, report)
         snapshot, newest = folder / "snapshots" / commit, folder / "refs" / "main"
-        for file, blob in blobs.items():
-            _link(snapshot / file.name, blob)
+        for file in (file for file in files if blobs[file].exists()):  # earlier commits' too
+            _link(snapshot / file.name, blobs[file])
         newest.parent.mkdir(parents=True, exist_ok=True)
         with unfinished_file(newest) as out:  # what offline use finds
             out.write(commit.encode())

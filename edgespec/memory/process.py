@@ -159,10 +159,11 @@ def budget_bounds(memory_budget: int | str) -> tuple[int, int]:
     """Bytes between which a budget stays that follows the free memory."""
     floor, ceiling = auto_bounds(memory_budget) or ("", "")
     total = total_bytes()
-    return (
-        parse_size(floor, total) if floor else 0,
-        parse_size(ceiling, total) if ceiling else cgroups.UNLIMITED,
-    )
+    least = parse_size(floor, total) if floor else 0
+    most = parse_size(ceiling, total) if ceiling else cgroups.UNLIMITED
+    if least > most:
+        raise UsageError("the smaller size comes first, as in auto:1GiB-4GiB")
+    return least, most
 
 
 def resolve_gpu_budget(gpu_memory_budget: int | str | None, free: int, total: int) -> int:

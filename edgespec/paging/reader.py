@@ -183,6 +183,9 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
+_WATCHED = ("st_ino", "st_mtime_ns", "st_size")
+
+
 class WatchedFile(Closeable):
     """An open file, whose size and time of the last change stay while its weights are in use."""
 
@@ -195,15 +198,17 @@ class WatchedFile(Closeable):
             raise WeightReadError(f"cannot open {path}: {error.strerror}") from error
         self._before = os.fstat(self.descriptor)
 
-    def check(self) -> None:
-        """Raise WeightReadError if the file was cut short or written to since it was opened."""
-        before, now = self._before, os.fstat(self.descriptor)
+    def check(self, by_name: bool = False) -> None:
+        """Raise WeightReadError if the file was cut short or written to since it was opened, or
+        `by_name` another one has its name."""
+        before = self._before
+        now = self.path.stat() if by_name else os.fstat(self.descriptor)
         if now.st_size < before.st_size:
             raise WeightReadError(
                 f"{self.path} was cut short while it was in use: it ends at byte "
                 f"{now.st_size:,}, and had {before.st_size:,} bytes; copy or download it again"
             )
-        if (now.st_mtime_ns, now.st_size) != (before.st_mtime_ns, before.st_size):
+        if any(getattr(now, one) != getattr(before, one) for one in _WATCHED):
             raise WeightReadError(
                 f"{self.path} was written to while it was in use, so that its weights are not "
                 "those that were loaded: load the model again"

@@ -100,6 +100,9 @@ class SessionBudget(Closeable):
         bounds = process.budget_bounds(size) if follows else (0, 0)
         with self._engine.use(), self._changing:
             if not follows:
+                plan = division.adjusted(self.plan, budget_bytes, self._cuts)
+                if too_large := process.note_on_plan(plan.planned_bytes):
+                    raise BudgetError(too_large)
                 self._change_to(self.plan, budget_bytes)
             self._is_over.set()
             if follows:
@@ -139,10 +142,9 @@ class SessionBudget(Closeable):
         return division.smallest_budget(self.plan, self._cuts)
 
     def _change_to(self, plan: MemoryPlan, budget_bytes: int) -> None:
-        plan = division.adjusted(plan, budget_bytes, self._cuts)
-        if self._adjusts:
+        self.plan = plan = division.adjusted(plan, budget_bytes, self._cuts)
+        if self._adjusts:  # a read that fails is tried again by the next text
             self._wait(plan, self._target.divide(plan))
-        self.plan = plan
 
     def _wait(self, plan: MemoryPlan, applied: threading.Event) -> None:
         """Wait until a pass or the engine's thread has given the memory up."""

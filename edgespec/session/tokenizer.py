@@ -53,11 +53,12 @@ class Tokenizer:
             return bos + self._own_prompts.text_tokens(text)
         self.check_length(len(text))
         most, encode = max(self._n_ctx, MIN_TOKENS), self._vocabulary.encode
-        half = text[: MAX_PIECE_BYTES // 2 * most]
         with self._use, self._turn:
             # a text has at least as many tokens as its beginning, but for a few at the cut
-            if half != text and (n_tokens := len(encode(half, add_special))) > 2 * most:
-                raise ContextOverflow(self._n_ctx, n_tokens, is_counted=False)
+            for share in (1, 2, 4, 8, 16):
+                begin = text[: share * most]
+                if begin != text and (n_tokens := len(encode(begin, add_special))) > 2 * most:
+                    raise ContextOverflow(self._n_ctx, n_tokens, is_counted=False)
             return encode(text, add_special)
 
     def prompt(self, prompt: str | Sequence[int]) -> list[int]:

@@ -155,4 +155,5 @@ def _describe(details: ErrorDetails, settings: type[Settings]) -> str:
     if kind == "missing":
         return f"{named} is missing"
     wrong = "it must be a path" if kind == "path_type" else details["msg"]
-    return f"{named(details['input'])}: {wrong.replace('Input should be', 'it must be')}"
+    wrong = wrong.replace("Input should be", "it must be").replace("valid tuple", "list")
+    return f"{named(details['input'])}: {wrong}"

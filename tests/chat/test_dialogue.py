@@ -73,3 +73,10 @@ def test_half_a_surrogate_pair_of_another_program_stays_an_escape(tmp_path):
     dialogue.save(tmp_path / "ours.json")
     saved = json.loads((tmp_path / "ours.json").read_text())
     assert saved["messages"] == json.loads(content)
+
+
+def test_a_link_stays_a_link(dialogue, tmp_path):
+    link = tmp_path / "link.json"
+    link.symlink_to("talk.json")
+    dialogue.save(link)
+    assert link.is_symlink() and "Hello" in (tmp_path / "talk.json").read_text()

@@ -102,3 +102,11 @@ def test_a_pipe_is_told_what_to_run(
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\n"))
     assert command_line.main(["chat"]) == 2
     assert "edgespec models pull smollm2" in capsys.readouterr().err
+
+
+def test_a_preset_names_no_model(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\n"))
+    assert command_line.main(["chat", "--config", "memory-8gb"]) == 2
+    assert "edgespec models pull smollm2" in capsys.readouterr().err

@@ -338,3 +338,10 @@ def test_part_of_a_split_model_in_the_cache_is_no_model(hub, tmp_path):
     (path.parent / "m-Q4_0-00002-of-00002.gguf").unlink()
     with refuses(ModelError):
         fetch(FakeHub(), tmp_path, f"{REPO}:Q4_0", offline=True)
+
+
+def test_a_model_of_an_earlier_commit_stays_in_the_cache(hub, tmp_path):
+    fetch(hub, tmp_path)
+    hub.commit = "c" * 40
+    fetch(hub, tmp_path, f"{REPO}:Q8_0")
+    assert fetch(hub, tmp_path, offline=True).path.read_bytes() == MODEL

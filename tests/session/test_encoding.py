@@ -67,3 +67,11 @@ def test_what_no_tokens_could_hold_is_not_read_at_all() -> None:
 def test_a_small_context_does_not_refuse_what_is_cut_in_a_word() -> None:
     """The beginning of a word may have more tokens than the word."""
     assert len(encoded("word " * 30, Words(), 4)) == 60
+
+
+def test_of_characters_of_several_tokens_few_are_read() -> None:
+    """A text of Japanese took three times the bytes that its characters say."""
+    vocabulary = Words()
+    with pytest.raises(ContextOverflow):
+        encoded("a " * 20_000, vocabulary, 1000)
+    assert vocabulary.n_characters <= 4000

@@ -22,7 +22,7 @@ from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
 from edgespec.cli.flags.checked_values import grammar_from, template_from
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import settings_from
+from edgespec.cli.invocation import of_file, settings_from
 from edgespec.errors import EdgespecError, UsageError, marked
 from edgespec.files import cache_folder
 from edgespec.memory import process
@@ -79,8 +79,8 @@ def add_to(parser: ArgumentParser) -> None:
 NO_LIMIT = "-1"
 """Value of -n for answers without a token limit."""
 
-NAMES_A_MODEL = frozenset(("model", "hf_repo", "config", "chat_template"))
-"""Flags that choose a model; a template without a model is for the embedded pair."""
+NAMES_A_MODEL = frozenset(("model", "hf_repo", "chat_template"))
+"""Settings that choose a model; a template without a model is for the embedded pair."""
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
@@ -94,8 +94,9 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     if "max_tokens" not in args:
         args.max_tokens = NO_LIMIT
     console = Console(quiet="quiet" in args)
-    if not NAMES_A_MODEL & vars(args).keys():
-        budget = getattr(args, "memory_budget", "auto")
+    given = of_file(args)[1] | vars(args)
+    if not NAMES_A_MODEL & given.keys():
+        budget = given.get("memory_budget", "auto")
         args.model = fetching.chat_model(console, budget, may_ask="quiet" not in args)
         if packaged.named(args.model) == fetching.CHAT_MODEL:
             args.system = getattr(args, "system", fetching.SYSTEM)

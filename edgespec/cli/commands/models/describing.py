@@ -43,7 +43,7 @@ def run_list(args: argparse.Namespace, console: Console) -> None:
 
 def of_hub() -> Iterator[KnownModel]:
     """Models in the cache that Hugging Face's tools share."""
-    with suppress(ImportError):
+    with suppress(ImportError, OSError):
         from edgespec.hub.fetch import Hub
 
         for name, model, (path, *others) in Hub(token=None).models():

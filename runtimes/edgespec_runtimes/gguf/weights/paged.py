@@ -88,7 +88,9 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
         swapped |= {weight.address for mixture in mixtures for weight in mixture.weights}
         self.experts = self._paged_experts(open_reader, mixtures, plan.expert_bytes, n_threads)
         self._resident = [w for w in weights if w.address not in swapped and not w.looked_up]
-        self._tables: dict[int, tuple[TracedWeight, RowTable]] = {}
+        looked_up = (weight for weight in weights if weight.looked_up)
+        self._rows = {weight.address: (weight, self._table(weight)) for weight in looked_up}
+        """All tables: files stay open, because their names may be others' later."""
         self.sliced = SlicedMatrices(
             n_threads if any(group.rows for cut in self._cuts for group in cut) else 0,
             self._packer,
@@ -165,7 +167,7 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
             self.sliced.close,
             self._packer.close,
             *((self.experts.close,) if self.experts else ()),
-            *(rows.close for _, rows in self._tables.values()),
+            *(rows.close for _, rows in self._rows.values()),
         )
 
     def _pin(self, group: WeightGroup, stopped: Callable[[], bool]) -> None:
@@ -211,16 +213,15 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
         self.sliced.arrange(groups, streamed)
         whole_groups = (group for group in self._arranged.pinned_groups if group.rows is None)
         pinned = {weight.address for group in whole_groups for weight in group.weights}
-        tables = {w.address: w for w in self._weights if w.looked_up and w.address not in pinned}
-        for address in self._tables.keys() - tables.keys():
-            self._tables.pop(address)[1].close()
-        for address in tables.keys() - self._tables.keys():
-            weight = tables[address]
-            path = self._header.paths[weight.entry.file_index]
-            rows = RowTable(weight.entry, path, self._n_batch * weight.rows_per_token)
-            self._tables[address] = weight, rows
+        self._tables = {
+            address: one for address, one in self._rows.items() if address not in pinned
+        }
         matmuls = map(abi.op_number, MATMULS if self._streamed or self.experts else ())
         self._ops = self._choice_ops.union((*matmuls, self._lookup_op))
+
+    def _table(self, weight: TracedWeight) -> RowTable:
+        path = self._header.paths[weight.entry.file_index]
+        return RowTable(weight.entry, path, self._n_batch * weight.rows_per_token)
 
     def _paged_experts(
         self,

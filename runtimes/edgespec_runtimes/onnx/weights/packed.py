@@ -124,5 +124,6 @@ class PackedWeights(OnnxWeights):
         session = self._sessions[piece.graph].like(graph, folder)
         for file in self._source.files:
             copy_mapped(file)
-        self._files.check()
+        for _, name in piece.weights:  # files that onnxruntime has opened by their names
+            self._files[self._source.weights[name].extent.file_index].check(by_name=True)
         return session
