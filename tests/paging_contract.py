@@ -45,6 +45,14 @@ def load_paged(
         return prepared.load(plan, progress)
 
 
+def load_either(prepared: PreparedModel, is_paged: bool = False) -> LanguageModel:
+    """A model with half of its weights streamed, or with all in memory. Closes `prepared`."""
+    if is_paged:
+        return load_paged(prepared)
+    with closing(prepared):
+        return prepared.load(None)
+
+
 def one_by_one(model: LanguageModel, tokens: Sequence[int]) -> np.ndarray:
     """Logits after every token, each committed alone: float32 [n_tokens, n_vocab]."""
     rows = []

@@ -22,7 +22,7 @@ from edgespec.registry import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from gguf_files import tiny_llama
 from one_tree import ROOT, OneTree
-from paging_contract import load_paged, one_by_one
+from paging_contract import load_either, one_by_one
 from port_calls import prefill
 from port_models import model_request
 from zoo_files import write_model
@@ -98,8 +98,7 @@ def request_of(path: Path, n_slots: int) -> ModelRequest:
 
 
 def opened(path: Path, n_slots: int, is_paged: bool = False) -> LanguageModel:
-    prepared = runtime.prepare(request_of(path, n_slots))
-    return load_paged(prepared) if is_paged else prepared.load(None)
+    return load_either(runtime.prepare(request_of(path, n_slots)), is_paged)
 
 
 class Conversations:
@@ -158,11 +157,9 @@ def conversations(
         path = quantised("Q4_K_M", folder, SMOLLM2)
     else:
         path = quantised(request.param, folder)
-    alone, beside = opened(path, 1), opened(path, 3, is_paged=True)
-    assert alone.info.prompt_tile == beside.info.prompt_tile
-    yield Conversations(alone, beside)
-    alone.close()
-    beside.close()
+    with closing(opened(path, 1)) as alone, closing(opened(path, 3, is_paged=True)) as beside:
+        assert alone.info.prompt_tile == beside.info.prompt_tile
+        yield Conversations(alone, beside)
 
 
 @pytest.mark.slow
@@ -211,6 +208,5 @@ def test_windows_of_attention_leave_prompts_of_several_texts_to_rows(tmp_path: P
     source = write_model(tmp_path / "gemma3.gguf", Species("gemma3"), changes)
     path = quantised("Q4_K_M", tmp_path, source)
     assert alters_prompts(path)
-    model = opened(path, 2)
-    assert model.info.prompt_tile == 0
-    model.close()
+    with closing(opened(path, 2)) as model:
+        assert model.info.prompt_tile == 0

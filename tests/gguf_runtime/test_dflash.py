@@ -19,6 +19,7 @@ from edgespec_runtimes.gguf.llama.bindings import lib, llama_cpp_ext
 from gguf_files import ARRAY, BOOL, I32, U32, Gguf, borrowing, tiny_dflash, tiny_llama
 from head_cases import N_VALUES, TEXT, head_request, read, states_of
 from one_tree import ROOT, OneTree
+from paging_contract import load_either
 from port_calls import evaluate, prefill
 from sentences import refuses
 
@@ -117,10 +118,7 @@ KINDS = {
 
 
 def open_head(path: Path, target: Path | None = None) -> GgufBlockHead:
-    with closing(runtime.prepare(head_request(path, target=target))) as prepared:
-        model = prepared.load(None)
-        assert isinstance(model, GgufBlockHead)
-        return model
+    return load_either(runtime.prepare(head_request(path, target=target)))
 
 
 @pytest.fixture

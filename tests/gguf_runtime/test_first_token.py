@@ -4,6 +4,7 @@ size, after every kept prefix, and beside other texts."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -24,8 +25,9 @@ from engine_cases import AskedEngine as Engine
 from engine_cases import finish
 from gguf_files import U32
 from one_tree import ROOT, OneTree
-from paging_contract import load_paged, one_by_one
+from paging_contract import load_either, load_paged, one_by_one
 from port_calls import evaluate, prefill
+from port_models import model_request
 from zoo_files import write_model
 from zoo_species import all_species
 
@@ -75,9 +77,7 @@ def test_logits_depend_on_the_prompt_alone(path: Path) -> None:
     """A prompt of 64 tokens is one of tiles if products have them, and one of 63 is not."""
     expected = {}
     for batch_size in (256, 64, 100):
-        prepared = runtime.prepare(replace(request_of(path), batch_size=batch_size))
-        model = prepared.load(None)
-        prepared.close()
+        model = load_either(runtime.prepare(replace(request_of(path), batch_size=batch_size)))
         assert model.info.prompts_give_logits
         for n_prompt in (2, 9, 63, 64, 65, 127, 128, 129, 200):
             logits = text_after(model, n_prompt)
@@ -88,10 +88,9 @@ def test_logits_depend_on_the_prompt_alone(path: Path) -> None:
                     logits = text_after(model, n_prompt, n_kept)
                     assert np.array_equal(logits, expected[n_prompt]), (n_prompt, n_kept)
         model.close()
-    model = paged(path)
-    for n_prompt, logits in expected.items():
-        assert np.array_equal(text_after(model, n_prompt), logits), n_prompt
-    model.close()
+    with closing(paged(path)) as model:
+        for n_prompt, logits in expected.items():
+            assert np.array_equal(text_after(model, n_prompt), logits), n_prompt
 
 
 def test_by_row_they_are_those_of_a_pass_of_its_own(path: Path) -> None:
@@ -130,14 +129,12 @@ def test_a_paged_model_reads_its_weights_once_for_a_short_prompt_and_its_first_t
     n_tokens: int,
 ) -> None:
     request = ModelRequest(embedded_pair().target, "target", 256, 17, 17, 1, batch_size=64)
-    model = load_paged(runtime.prepare(request), 0.5)
-    with Engine(model) as engine:
+    with closing(load_paged(runtime.prepare(request), 0.5)) as model, Engine(model) as engine:
         events = engine.generate(TOKENS[:n_tokens], SamplingParams(), 3)
         assert len([*islice(events, 1)]) == 1
         assert model.paging().passes == 1
         finish(events)
         assert model.paging().passes == 3
-    model.close()
 
 
 SPECIES = {species.name: species for species in all_species()}
@@ -151,19 +148,17 @@ OTHERS_WITH_ROOTS = [
 def test_every_graph_gives_them_beside_rows_without_logits(name: str, tmp_path: Path) -> None:
     """CogVLM's gave those of the first rows."""
     path = write_model(tmp_path / "m.gguf", SPECIES[name])
-    model = runtime.prepare(ModelRequest(path, "target", 128, 9, 9, 1)).load(None)
     prompt = TOKENS[:40]
-    prefill(model, prompt[:-1])
-    alone = evaluate(model, OneTree(prompt[-1]), [ROOT])
-    model.truncate(0)
-    assert np.array_equal(read_to_root(model, prompt), alone)
-    model.close()
+    with closing(load_either(runtime.prepare(model_request(path)))) as model:
+        prefill(model, prompt[:-1])
+        alone = evaluate(model, OneTree(prompt[-1]), [ROOT])
+        model.truncate(0)
+        assert np.array_equal(read_to_root(model, prompt), alone)
 
 
 @pytest.mark.parametrize("name", ["cogvlm", *map(slow, ("qwen35", "lfm2"))])
 def test_other_graphs_have_a_pass_more(name: str, tmp_path: Path) -> None:
     """One gives logits of other rows, hybrids keep the state before a prompt's last tokens."""
     path = write_model(tmp_path / "m.gguf", SPECIES[name])
-    model = runtime.prepare(ModelRequest(path, "target", 128, 9, 9, 1)).load(None)
-    assert not model.info.prompts_give_logits
-    model.close()
+    with closing(load_either(runtime.prepare(model_request(path)))) as model:
+        assert not model.info.prompts_give_logits

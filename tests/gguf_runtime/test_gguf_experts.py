@@ -63,7 +63,6 @@ def test_a_token_reads_the_experts_that_it_chooses_and_no_others(name: str, file
     with closing(open_paged(mixture(files, name), share=0.5)) as model:
         one_by_one(model, [300, 301])
         experts = model.paging().experts
-        assert experts is not None
         assert (experts.experts, experts.used) == (16, 4)
         n_chosen = 2 * experts.used * experts.layers
         assert experts.hits + experts.misses == n_chosen
@@ -115,9 +114,8 @@ def test_a_prompt_rounds_as_in_a_resident_model(name: str, share: float, files: 
 @pytest.fixture
 def paged(files: Path) -> Iterator[GgufModel]:
     """A model with the least room: every token's experts are read anew."""
-    model = open_paged(mixture(files, "qwen3moe"), share=0.0)
-    yield model
-    model.close()
+    with closing(open_paged(mixture(files, "qwen3moe"), share=0.0)) as model:
+        yield model
 
 
 @pytest.mark.slow
@@ -133,7 +131,6 @@ def test_a_prompt_reads_each_expert_once_a_batch(share: float, files: Path) -> N
         tokens = [300 + i % 100 for i in range(96)]
         prefill(model, tokens)
         experts = model.paging().experts
-        assert experts is not None
         assert model.last_report.passes == 2  # each fills a tile of 64 rows
         assert experts.misses <= 2 * experts.layers * experts.experts
         layers = model._weights.experts.cache.layers
@@ -183,10 +180,7 @@ def test_a_round_that_waits_for_reads_can_be_cancelled(paged: GgufModel) -> None
 
 def test_a_missed_choice_reads_the_mapping(paged: GgufModel, files: Path) -> None:
     """Slow and never wrong: without stops at the choices the logits stay the same."""
-    weights = paged._weights
-    assert weights is not None
-    assert weights.experts is not None
-    weights.experts._layer_of = {}
+    paged._weights.experts._layer_of = {}
     tokens = [300, 301, 302]
     expected = reference_logits(mixture(files, "qwen3moe"), tokens)
     assert np.array_equal(one_by_one(paged, tokens), expected)
@@ -212,7 +206,6 @@ def test_no_more_experts_are_read_than_an_ideal_lru_reads(share: float, files: P
     with closing(open_paged(path, share)) as model:
         one_by_one(model, tokens)
         experts = model.paging().experts
-    assert experts is not None
     room_bytes = max(layer.room_bytes for layer in model._weights.experts.cache.layers)
     n_layers = len(passes[0])
     ideal = misses(

@@ -18,7 +18,7 @@ from edgespec_runtimes.gguf.context_choice import MAX_LINE, MAX_LINES
 from engine_cases import generate
 from fake_model import FakeModel, blend, fixed_text, random_language
 from one_tree import OneTree
-from paging_contract import load_paged, one_by_one
+from paging_contract import load_either, one_by_one
 from port_calls import evaluate, prefill
 from port_models import model_request
 from zoo_files import write_model
@@ -56,9 +56,8 @@ def request_for(path: Path, max_nodes: int = MAX_NODES) -> ModelRequest:
 @pytest.fixture(params=["resident", "paged"])
 def target(request: pytest.FixtureRequest, hybrid: Path) -> Iterator[LanguageModel]:
     prepared = runtime.prepare(request_for(hybrid))
-    model = load_paged(prepared) if request.param == "paged" else prepared.load(None)
-    yield model
-    model.close()
+    with closing(load_either(prepared, request.param == "paged")) as model:
+        yield model
 
 
 def random_tree(random: np.random.Generator, key: int) -> OneTree:

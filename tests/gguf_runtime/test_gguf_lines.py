@@ -18,7 +18,7 @@ from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.options import GgufOptions
 from engine_cases import generate
 from fake_model import FakeModel, fixed_text
-from paging_contract import load_paged
+from paging_contract import load_either
 from port_models import model_request
 from reference import LlamaCpp
 from zoo_files import write_model
@@ -62,9 +62,8 @@ def target(request: pytest.FixtureRequest, hybrid: Path) -> Iterator[LanguageMod
         server = request.getfixturevalue("rpc_server")
         options = GgufOptions(rpc=server, n_gpu_layers=3)
     prepared = runtime.prepare(request_for(hybrid, options=options))
-    model = load_paged(prepared) if "paged" in request.param else prepared.load(None)
-    yield model
-    model.close()
+    with closing(load_either(prepared, "paged" in request.param)) as model:
+        yield model
 
 
 def draft_of(text: Sequence[int], n_vocab: int) -> FakeModel:

@@ -47,7 +47,6 @@ def write(engine: Engine, sampling: SamplingParams) -> GenerationResult:
 @pytest.mark.slow
 def test_some_experts_are_there_and_others_are_read(drafted: Engine) -> None:
     experts = write(drafted, SamplingParams()).paging.experts
-    assert experts is not None
     assert (experts.experts, experts.used) == (16, 4)
     assert 0.1 < experts.hits / (experts.hits + experts.misses) < 1.0
 

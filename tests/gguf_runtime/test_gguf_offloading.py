@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from edgespec_runtimes.gguf.llama.page_advice import Mappings
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from edgespec_runtimes.gguf.weights.offloading import offloading
-from paging_contract import load_paged, one_by_one
+from paging_contract import load_either, load_paged, one_by_one
 from port_contract import TEXT
 from sentences import refuses
 
@@ -89,18 +90,15 @@ def test_a_model_larger_than_the_device_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_some_layers_leave_room_for_the_whole_cache():
-    some, none = prepared(2), prepared(0)
-    rows = [[row.as_dict() for row in one.needs().fixed] for one in (some, none)]
+    with closing(prepared(2)) as some, closing(prepared(0)) as none:
+        rows = [[row.as_dict() for row in one.needs().fixed] for one in (some, none)]
     assert rows[0] == rows[1]
-    some.close()
-    none.close()
 
 
 def test_what_shares_the_machines_memory_takes_it_there(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gpu.sys, "platform", "darwin")
-    target = prepared(99)
-    rows = {row.what: row.nbytes for row in target.needs().fixed}
-    target.close()
+    with closing(prepared(99)) as target:
+        rows = {row.what: row.nbytes for row in target.needs().fixed}
     assert rows["weights of layers on the GPU"] == offloading(TARGET, 99).nbytes
     assert rows["KV cache (256 tokens)"] > 0
 
@@ -112,11 +110,9 @@ def test_what_stays_is_paged_and_computes_the_same(gpu_device: int, n_gpu_layers
     is_gpu = gpu_device in ggml.devices_of(ggml.kind_of(gpu_device))
     logits, segments = [], []
     for n in (0, n_gpu_layers):
-        model = load_paged(prepared(n))
-        tokens = model.vocabulary.encode(TEXT)[:12]
-        logits.append(one_by_one(model, tokens))
-        segments.append(model.paging().bytes_read)
-        model.close()
+        with closing(load_paged(prepared(n))) as model:
+            logits.append(one_by_one(model, model.vocabulary.encode(TEXT)[:12]))
+            segments.append(model.paging().bytes_read)
     assert np.allclose(*logits, rtol=0.0, atol=0.3 if is_gpu else 0.0)
     assert 0 < segments[1] < segments[0]
 
@@ -124,10 +120,8 @@ def test_what_stays_is_paged_and_computes_the_same(gpu_device: int, n_gpu_layers
 def test_all_layers_on_a_gpu_leave_nothing_to_page():
     target = prepared(99)
     assert target.needs().cuts == ()
-    model = target.load(None)
-    assert one_by_one(model, model.vocabulary.encode(TEXT)[:4]).any()
-    model.close()
-    target.close()
+    with closing(load_either(target)) as model:
+        assert one_by_one(model, model.vocabulary.encode(TEXT)[:4]).any()
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import ggml, gpu
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
-from paging_contract import PagingContract, load_paged, one_by_one
+from paging_contract import PagingContract, load_either, one_by_one
 from port_contract import PortContract
 from state_contract import StateContract
 from test_end_to_end import big, generate, of_plan
@@ -44,14 +44,9 @@ def prepared(n_layers: int) -> PreparedGguf:
     return runtime.prepare(ModelRequest(PAIR.target, "target", 256, 17, 17, 2, options=options))
 
 
-def resident(found: PreparedGguf) -> LanguageModel:
-    with closing(found):
-        return found.load(None)
-
-
 def on_gpu(n_layers: int) -> LanguageModel:
     """The target with layers there; the rest is paged."""
-    return resident(prepared(99)) if n_layers == 99 else load_paged(prepared(n_layers))
+    return load_either(prepared(n_layers), is_paged=n_layers != 99)
 
 
 class TestATargetKeepsTheContract(PortContract):
@@ -65,16 +60,15 @@ class TestATargetKeepsTheContract(PortContract):
 class TestWhatStaysKeepsThePagingContract(PagingContract):
     @pytest.fixture
     def paged(self) -> Iterator[LanguageModel]:
-        model = on_gpu(3)
-        yield model
-        model.close()
+        with closing(on_gpu(3)) as model:
+            yield model
 
 
 class TestStateLeavesTheDevice(StateContract):
     @pytest.fixture
     def model_factory(self) -> Callable[[], LanguageModel]:
         options = GgufOptions(flash_attn="on", n_gpu_layers=99)
-        return lambda: resident(runtime.prepare(request(PAIR.target, options=options)))
+        return lambda: load_either(runtime.prepare(request(PAIR.target, options=options)))
 
 
 def tokens(draft: Path | None, n_layers: int, n_layers_draft: int, prompt: str) -> list[int]:
@@ -99,9 +93,8 @@ def gap(written: Sequence[int], other: Sequence[int], n_layers: int) -> float:
     if written == other:
         return 0.0
     i = next(i for i, pair in enumerate(zip(written, other, strict=False)) if len({*pair}) > 1)
-    model = on_gpu(n_layers)
-    logits = one_by_one(model, written[:i])[-1]
-    model.close()
+    with closing(on_gpu(n_layers)) as model:
+        logits = one_by_one(model, written[:i])[-1]
     return abs(float(logits[written[i]] - logits[other[i]]))
 
 

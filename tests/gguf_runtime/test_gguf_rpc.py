@@ -25,7 +25,7 @@ from edgespec_runtimes.gguf.llama.rpc import ServerMemory
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from edgespec_runtimes.gguf.weights.offloading import to_servers
-from paging_contract import load_paged, one_by_one
+from paging_contract import load_either, load_paged, one_by_one
 from port_contract import TEXT, PortContract
 from port_models import model_request
 from rpc_servers import free_port, needs_rpc, running, use_as_gpu
@@ -49,11 +49,7 @@ def prepared(server: str = "", n_layers: int = 0) -> PreparedGguf:
 
 def on_server(server: str, n_layers: int = 0) -> LanguageModel:
     """The target with layers there and the rest paged, or with all layers there."""
-    target = prepared(server, n_layers)
-    if n_layers:
-        return load_paged(target)
-    with closing(target):
-        return target.load(None)
+    return load_either(prepared(server, n_layers), is_paged=n_layers > 0)
 
 
 @pytest.mark.slow
@@ -78,23 +74,15 @@ class TestDraftOnADeviceKeepsTheContract(PortContract):
         monkeypatch.setattr(PreparedGguf, "_without_texts", None)
         options = GgufOptions(flash_attn="on", n_gpu_layers_draft=99)
         request = ModelRequest(PAIR.draft, "draft", 256, 17, 17, 2, options=options)
-
-        def load() -> LanguageModel:
-            with closing(runtime.prepare(request)) as draft:
-                return draft.load(None)
-
-        return load
+        return lambda: load_either(runtime.prepare(request))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n_layers", [1, 3, 0])
 def test_logits_are_those_of_this_machine(rpc_server: str, n_layers: int):
-    here, there = load_paged(prepared()), on_server(rpc_server, n_layers)
-    tokens = here.vocabulary.encode(TEXT)[:12]
-    expected, found = one_by_one(here, tokens), one_by_one(there, tokens)
-    here.close()
-    there.close()
-    assert np.array_equal(found, expected)
+    with closing(load_paged(prepared())) as here, closing(on_server(rpc_server, n_layers)) as there:
+        tokens = here.vocabulary.encode(TEXT)[:12]
+        assert np.array_equal(one_by_one(there, tokens), one_by_one(here, tokens))
 
 
 @pytest.mark.slow
@@ -106,11 +94,9 @@ def test_hybrids_and_windows_compute_there_what_they_compute_here(
     found = []
     for server in ("", rpc_server):
         options = GgufOptions(flash_attn="on", rpc=server, n_gpu_layers=2 if server else 0)
-        target = runtime.prepare(ModelRequest(path, "target", 128, 5, 4, 1, options=options))
-        model = target.load(None)
-        found.append(one_by_one(model, range(3, 19)))
-        model.close()
-        target.close()
+        request = ModelRequest(path, "target", 128, 5, 4, 1, options=options)
+        with closing(load_either(runtime.prepare(request))) as model:
+            found.append(one_by_one(model, range(3, 19)))
     assert np.array_equal(*found)
 
 
@@ -162,9 +148,8 @@ def test_trees_stay_smaller_than_a_servers_tiles(rpc_server: str):
         fewer_nodes=(65, 49),
         options=GgufOptions(rpc=rpc_server),
     )
-    target = runtime.prepare(request)
-    assert {batch.max_nodes for batch in target.needs().batches} == {49}
-    target.close()
+    with closing(runtime.prepare(request)) as target:
+        assert {batch.max_nodes for batch in target.needs().batches} == {49}
 
 
 def server(name: str, n_layers: float) -> ServerMemory:

@@ -10,14 +10,13 @@ import pytest
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.text import N_LEFT
-from edgespec.registry import ModelRequest
 from edgespec_runtimes.gguf import model as gguf_model
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context.rows import Rows
 from edgespec_runtimes.gguf.model import GgufModel
 from engine_cases import GREEDY, finish
 from engine_cases import AskedEngine as Engine
-from paging_contract import load_paged
+from paging_contract import load_either
 from port_models import model_request
 from zoo_files import write_model
 from zoo_species import Species
@@ -32,10 +31,6 @@ def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return write_model(tmp_path_factory.mktemp("turns") / "m.gguf", Species(request.param))
 
 
-def request_for(path: Path) -> ModelRequest:
-    return model_request(path, ctx_size=512, max_nodes=1, max_branches=1, batch_size=64)
-
-
 Open = Callable[[], GgufModel]
 
 
@@ -44,11 +39,9 @@ def open_model(request: pytest.FixtureRequest, hybrid: Path) -> Iterator[Open]:
     opened: list[GgufModel] = []
 
     def open_it() -> GgufModel:
-        prepared = runtime.prepare(request_for(hybrid))
-        model = load_paged(prepared) if request.param == "paged" else prepared.load(None)
-        assert isinstance(model, GgufModel)
-        opened.append(model)
-        return model
+        wanted = model_request(hybrid, ctx_size=512, max_nodes=1, max_branches=1, batch_size=64)
+        opened.append(load_either(runtime.prepare(wanted), request.param == "paged"))
+        return opened[-1]
 
     yield open_it
     for model in opened:

@@ -18,7 +18,6 @@ from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.kernels.invariant_kernels import HALF
 from edgespec_runtimes.gguf.llama import ggml
-from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.weights.packing import multiplied_types, packed_matrices
 from one_tree import ROOT, OneTree, line
 from paging_contract import load_paged, one_by_one
@@ -110,9 +109,7 @@ def test_a_prompt_beside_trees_is_the_prompt_alone(
 ) -> None:
     tokens = [300 + 7 * n % 150 for n in range(n_tokens + 1)]
     wanted = replace(request(quantised(name, tmp_path), n_slots=2), batch_size=128)
-    model = load_paged(runtime.prepare(wanted), 0.5)
-    assert isinstance(model, GgufModel)
-    with closing(model):
+    with closing(load_paged(runtime.prepare(wanted), 0.5)) as model:
         prefill(model, tokens[:-1])
         alone = evaluate(model, OneTree(tokens[-1]), [ROOT])
         model.truncate(0)

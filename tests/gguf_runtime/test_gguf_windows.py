@@ -13,7 +13,6 @@ import pytest
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import PassPart
-from edgespec.registry import ModelRequest
 from edgespec.rules.sampling import SamplingParams
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context import cache_memory, windows
@@ -23,8 +22,9 @@ from edgespec_runtimes.gguf.model import GgufModel
 from engine_cases import AskedEngine as Engine
 from engine_cases import finish
 from one_tree import OneTree
-from paging_contract import load_paged, one_by_one
+from paging_contract import load_either, one_by_one
 from port_calls import prefill
+from port_models import model_request
 from zoo_files import write_model
 from zoo_species import EXPERTS_ONLY, Species
 
@@ -58,24 +58,14 @@ def open_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     def open_it(
         name: str = "gemma3", whole: bool = False, paged: bool = False, **settings: Any
     ) -> GgufModel:
-        owner = settings.get("owner", "target")
-        given = {
-            "ctx_size": N_CTX,
-            "max_nodes": 9,
-            "max_branches": 9,
-            "n_threads": 1,
-            "batch_size": 128,
-            "owner": owner,
-        }
-        request = ModelRequest(
-            path=written(folder, name, cousin=owner == "draft"), **(given | settings)
-        )
+        path = written(folder, name, cousin=settings.get("owner") == "draft")
+        given = {"ctx_size": N_CTX, "max_branches": 9, "batch_size": 128} | settings
+        request = model_request(path, **given)
         with monkeypatch.context() as patch:
             if whole:
                 patch.setattr(windows, "is_supported", lambda: False)
             prepared = runtime.prepare(request)
-            model = load_paged(prepared) if paged else prepared.load(None)
-        assert isinstance(model, GgufModel)
+            model = load_either(prepared, paged)
         assert (model._windows is None) == whole
         opened.append(model)
         return model
@@ -90,15 +80,10 @@ def text_of(n_tokens: int, seed: int = 0) -> list[int]:
     return [int(token) for token in rng.integers(1, 250, n_tokens)]
 
 
-def cells_of(model: GgufModel) -> windows.WindowCells:
-    assert model._windows is not None
-    return model._windows
-
-
 def resident_bytes(model: GgufModel) -> int:
     """Bytes of the layers with windows that are in memory."""
     found = 0
-    for begin, size in cells_of(model)._buffers.values():
+    for begin, size in model._windows._buffers.values():
         first, last = cache_memory.whole_pages(begin, begin + size)
         flags = (ctypes.c_uint8 * ((last - first) // mmap.PAGESIZE))()
         answer = ctypes.CDLL(None).mincore(
@@ -111,8 +96,7 @@ def resident_bytes(model: GgufModel) -> int:
 
 def planned_bytes(model: GgufModel) -> int:
     """Bytes that the plan has for them."""
-    shape, cells = window_shape(model._model.n_window, model._shape), cells_of(model)
-    assert shape is not None
+    shape, cells = window_shape(model._model.n_window, model._shape), model._windows
     total = sum(size for _, size in cells._buffers.values())
     n_layers = len(cells.tensors) // 2
     return shape.planned_bytes(len(cells.held), n_layers, total)
@@ -220,7 +204,7 @@ def test_trees_see_what_they_see_in_the_whole_cache(open_model: Open) -> None:
     for _ in range(250):
         twins.round(0)
     assert twins.lean._texts.n_moved > 0
-    assert not cells_of(twins.lean).held[100:500].any()
+    assert not twins.lean._windows.held[100:500].any()
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from edgespec.ports import LanguageModel
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import loading
 from one_tree import line
-from paging_contract import load_paged, one_by_one
+from paging_contract import load_either, one_by_one
 from port_calls import evaluate, prefill
 from port_models import model_request
 from zoo_files import write_model
@@ -29,10 +29,7 @@ SPECIES = [
 
 def opened(path: Path, is_paged: bool, n_threads: int = 1) -> LanguageModel:
     request = model_request(path, max_nodes=MOST_ROWS, n_threads=n_threads, batch_size=64)
-    prepared = runtime.prepare(request)
-    if is_paged:
-        return load_paged(prepared)
-    return prepared.load(None)
+    return load_either(runtime.prepare(request), is_paged)
 
 
 def differing_sizes(model: LanguageModel) -> list[int]:

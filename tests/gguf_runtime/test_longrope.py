@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from edgespec.registry import ModelRequest
 from edgespec_runtimes.gguf import runtime
-from paging_contract import one_by_one
+from paging_contract import load_either, one_by_one
 from reference import LlamaCpp
 from zoo_files import write_model
 from zoo_species import Species
@@ -27,7 +28,5 @@ def test_a_draft_does_not_change_the_factors(n_ctx: int, tmp_path: Path) -> None
         alone.start()
         expected = np.stack([alone.decode([token]) for token in TOKENS])
     prepared = runtime.prepare(ModelRequest(path, "target", n_ctx, 49, 32, 1, batch_size=32))
-    model = prepared.load(None)
-    prepared.close()
-    assert np.array_equal(one_by_one(model, TOKENS), expected)
-    model.close()
+    with closing(load_either(prepared)) as model:
+        assert np.array_equal(one_by_one(model, TOKENS), expected)

@@ -24,7 +24,7 @@ from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights.packing import packed_matrices
 from gguf_files import U32, Gguf, tiny_llama
 from one_tree import line
-from paging_contract import load_paged, one_by_one
+from paging_contract import load_either, load_paged, one_by_one
 from port_calls import evaluate, prefill
 from port_models import model_request
 from zoo_files import write_model
@@ -58,8 +58,7 @@ def request_of(path: Path, options: GgufOptions | None = None) -> ModelRequest:
 
 
 def resident(path: Path, options: GgufOptions | None = None) -> LanguageModel:
-    with closing(runtime.prepare(request_of(path, options))) as prepared:
-        return prepared.load(None)
+    return load_either(runtime.prepare(request_of(path, options)))
 
 
 def paged(path: Path, share: float = 0.4) -> LanguageModel:
@@ -123,9 +122,7 @@ def test_prompts_in_batches_of_any_size(name: str, source: Path, tmp_path: Path)
     tokens = [20 + 7 * i % 250 for i in range(201)]
     found = {}
     for batch_size in (64, 100, 128, 256):
-        prepared = runtime.prepare(replace(request_of(path), batch_size=batch_size))
-        model = prepared.load(None)
-        prepared.close()
+        model = load_either(runtime.prepare(replace(request_of(path), batch_size=batch_size)))
         assert model.info.prompt_tile == 64
         for n_prompt in (63, 64, 65, 127, 130, 200):
             prefill(model, tokens[:n_prompt])

@@ -18,6 +18,7 @@ from edgespec_runtimes.enlarge.gguf.trim import write_trimmed
 from edgespec_runtimes.gguf import runtime
 from head_cases import LINE
 from one_tree import ROOT, OneTree
+from paging_contract import load_either
 from port_calls import evaluate, prefill
 from port_models import model_request
 from zoo_files import write_model
@@ -32,8 +33,7 @@ ROUNDING = 0.6
 
 def opened(path: Path) -> LanguageModel:
     request = model_request(path, owner="draft", ctx_size=N_CTX, max_nodes=17, max_branches=8)
-    with closing(runtime.prepare(request)) as prepared:
-        return prepared.load(None)
+    return load_either(runtime.prepare(request))
 
 
 @pytest.fixture(scope="module", params=("qwen35", "lfm2", "granitehybrid", *STATES_ALONE))

@@ -3,6 +3,7 @@ also where llama.cpp's attention has other kernels: 64 rows and more, 512 cells 
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -44,11 +45,10 @@ def text(model: LanguageModel, n_tokens: int) -> list[int]:
 def test_a_prompt_rounds_alike_whatever_the_batch(n_tokens: int) -> None:
     logits = []
     for batch_size in (128, 200, 256, 512):
-        model = opened(batch_size=batch_size)
-        tokens = text(model, n_tokens + 1)
-        prefill(model, tokens[:-1])
-        logits.append(evaluate(model, OneTree(tokens[-1]), [ROOT]))
-        model.close()
+        with closing(opened(batch_size=batch_size)) as model:
+            tokens = text(model, n_tokens + 1)
+            prefill(model, tokens[:-1])
+            logits.append(evaluate(model, OneTree(tokens[-1]), [ROOT]))
     assert all(np.array_equal(logits[0], other) for other in logits)
 
 
@@ -83,12 +83,11 @@ def logits_of_both(
     model: LanguageModel, n_prompt: int, n_nodes: int
 ) -> tuple[np.ndarray, np.ndarray]:
     tokens = text(model, n_prompt + n_nodes)
-    prefill(model, tokens[:n_prompt])
-    together = evaluate(model, *line(tokens[n_prompt:]))
-    model.truncate(n_prompt)
-    alone = one_by_one(model, tokens[n_prompt:])
-    model.close()
-    return together, alone
+    with closing(model):
+        prefill(model, tokens[:n_prompt])
+        together = evaluate(model, *line(tokens[n_prompt:]))
+        model.truncate(n_prompt)
+        return together, one_by_one(model, tokens[n_prompt:])
 
 
 @given(n_tokens=st.integers(1, 5000), most=st.integers(1, 600))

@@ -66,7 +66,6 @@ def bytes_of_copies(plan: MemoryPlan) -> int:
 def logits_of(settings: LoadSettings) -> np.ndarray:
     """The draft's logits after the nodes of a small tree."""
     with session.open_models(settings) as models:
-        assert models.draft is not None
         return logits_of_a_tree(models.draft, models.target.vocabulary.encode(PROMPT))
 
 

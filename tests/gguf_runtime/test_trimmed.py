@@ -38,7 +38,6 @@ def first_logits(draft: Path) -> tuple[np.ndarray, np.ndarray | None]:
     """Logits after the nodes of a small tree, and the tokens that they rate."""
     settings = LoadSettings(model=TARGET, draft=draft, memory_budget=BUDGET)
     with session.open_models(settings) as models:
-        assert models.draft is not None
         tokens, n_vocab = models.target.vocabulary.encode(PROMPT), models.target.info.n_vocab
         ids = models.draft.token_ids
         return logits_of_a_tree(models.draft, tokens), None if ids is None else ids[ids < n_vocab]
@@ -48,7 +47,6 @@ def first_logits(draft: Path) -> tuple[np.ndarray, np.ndarray | None]:
 def test_its_logits_are_those_of_the_whole_model(trimmed: Path) -> None:
     (whole, every), (some, rated) = first_logits(TARGET), first_logits(trimmed)
     assert every is None
-    assert rated is not None
     assert rated.tolist() == RATED
     assert (some == whole[:, rated]).all()
 

@@ -56,7 +56,6 @@ def write_named(path: Path, name: str) -> Path:
 def logits_of(target: Path, draft: Path) -> np.ndarray:
     settings = LoadSettings(model=target, draft=draft, memory_budget="1GiB", ctx_size=64)
     with session.open_models(settings) as models:
-        assert models.draft is not None
         prefill(models.draft, [11, 12, 13, 14, 15])
         tree = OneTree(16, 4)
         tree.add(0, 17, confidence=0.5)
