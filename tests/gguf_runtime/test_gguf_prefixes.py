@@ -1,10 +1,12 @@
-"""A text is the same whether its prompt is computed, stored as a whole, or shared in part."""
+"""A text is the same whether its prompt is computed, stored as a whole, or shared in part, also of
+recurrent and hybrid models, and of layers with windows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +21,11 @@ from edgespec.state.prefix_cache import PrefixCache
 from edgespec_runtimes.gguf import kept_texts, runtime
 from engine_cases import AskedEngine as Engine
 from one_tree import OneTree
-from paging_contract import load_paged
+from paging_contract import load_either
 from port_calls import evaluate, prefill
 from port_models import model_request
+from zoo_files import write_model
+from zoo_species import EXPERTS_ONLY, Species
 
 N_NEW = 6
 SAMPLINGS = [SamplingParams(), SamplingParams(temperature=0.9, seed=3)]
@@ -45,26 +49,26 @@ def k_quants(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return quantised("Q4_K_M", tmp_path_factory.mktemp("Q4_K_M"))
 
 
-def opened(path: Path, is_paged: bool, n_slots: int) -> LanguageModel:
-    prepared = runtime.prepare(model_request(path, ctx_size=512, batch_size=128, n_slots=n_slots))
-    return load_paged(prepared) if is_paged else prepared.load(None)
+def opened(path: Path, is_paged: bool, n_slots: int, **changes: Any) -> LanguageModel:
+    usual = {"ctx_size": 512, "batch_size": 128, "n_slots": n_slots}
+    return load_either(runtime.prepare(model_request(path, **usual | changes)), is_paged)
 
 
 def written(
-    target: LanguageModel, folder: Path | None, prompts: Sequence[Sequence[int]]
-) -> list[tuple[list[int], int]]:
+    target: LanguageModel, folder: Path | None, *prompts: Sequence[int]
+) -> tuple[list[list[int]], list[int]]:
     """The text after each prompt, and the tokens that need not be read for it, in engines whose
     texts are stored in `folder`; greedy and sampled texts take turns."""
-    found = []
+    texts, known = [], []
     for n, prompt in enumerate(prompts):
         place = None if folder is None else PrefixCache(folder, 1 << 30, target, None).place
         settings = EngineSettings(remember=False, lookup=True)
         with Engine(target, None, settings, prefixes=place) as engine:
             request = engine.admit(TextRequest(tuple(prompt), SAMPLINGS[n % 2], N_NEW))
-            text = [event.token for event in engine.ask(request)]
-            found.append((text, request.result().reused_tokens))
+            texts.append([event.token for event in engine.ask(request)])
+            known.append(request.result().reused_tokens)
         target.truncate(0)
-    return found
+    return texts, known
 
 
 SLOW = pytest.mark.slow
@@ -87,14 +91,14 @@ def test_stored_prefixes_change_no_text(
 ) -> None:
     path = k_quants if kind == "Q4_K_M" else embedded_pair().target
     with closing(opened(path, is_paged, n_slots)) as target:
-        cold = written(target, None, [*PROMPTS.values()])
-        written(target, tmp_path, [PROMPT])
-        stored = written(target, tmp_path, [*PROMPTS.values()])
-    assert [text for text, _ in stored] == [text for text, _ in cold]
-    reused = dict(zip(PROMPTS, [n for _, n in stored], strict=True))
+        cold, none = written(target, None, *PROMPTS.values())
+        written(target, tmp_path, PROMPT)
+        stored, known = written(target, tmp_path, *PROMPTS.values())
+    assert stored == cold
+    reused = dict(zip(PROMPTS, known, strict=True))
     assert reused["warm"] >= len(PROMPT) - 64 - 8
     assert reused["cut_in_a_batch"] >= 101 - 64 - 8
-    assert {n for _, n in cold} == {0}
+    assert {*none} == {0}
 
 
 @pytest.fixture
@@ -121,3 +125,66 @@ def test_a_block_holds_no_dropped_guesses_and_storing_it_moves_no_later_cell(
     model.truncate(0)
     prefill(model, [*tokens, 5, 9])
     assert np.array_equal(stored, evaluate(model, OneTree(11, 1), [0]))
+
+
+RECURRENT = [
+    pytest.param(name, is_paged, marks=SLOW)
+    for name, is_paged in (
+        *(("qwen35", False), ("qwen35", True), ("rwkv7", False), ("mamba2", True)),
+        *(("granitehybrid", False), ("qwen3next", True), ("falcon-h1", False), ("jamba", True)),
+    )
+]
+"""Architectures, and whether they are paged: what is kept of a text does not depend on it."""
+WINDOWED = [
+    ("gemma3", 1, False),
+    pytest.param("gemma3", 2, False, marks=SLOW),
+    pytest.param("gpt-oss", 1, True, marks=SLOW),
+    pytest.param("gpt-oss", 2, False, marks=SLOW),
+    pytest.param("cohere2", 1, True, marks=SLOW),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kinds")
+
+
+def opened_kind(folder: Path, name: str, is_paged: bool, n_slots: int = 1) -> LanguageModel:
+    path = folder / f"{name}.gguf"
+    if not path.exists():
+        write_model(path, Species(name, name in EXPERTS_ONLY), {"context_length": 4096})
+    return opened(path, is_paged, n_slots, ctx_size=2048, stores_prefixes=True)
+
+
+@pytest.mark.parametrize(("name", "is_paged"), RECURRENT)
+def test_a_recurrent_text_goes_on_where_an_earlier_prompt_ended(
+    name: str, is_paged: bool, folder: Path, tmp_path: Path
+) -> None:
+    others = ([*PROMPT[:100], n, *PROMPT[:30]] for n in (1, 2))
+    prompts = (PROMPT, [*PROMPT, *PROMPT[:50]], PROMPT[:100], *others)
+    with closing(opened_kind(folder, name, is_paged)) as target:
+        cold, none = written(target, None, *prompts)
+        written(target, tmp_path, PROMPT)
+        warm, known = written(target, tmp_path, *prompts)
+    assert warm == cold
+    assert none == [0] * 5
+    assert known[0] == known[1] >= len(PROMPT) - 10
+    assert known[2] == 0
+    assert known[4] >= known[3] >= 64  # it is kept where texts diverge
+
+
+@pytest.mark.parametrize(("name", "n_slots", "is_paged"), WINDOWED)
+def test_a_text_with_windows_goes_on_after_any_block(
+    name: str, n_slots: int, is_paged: bool, folder: Path, tmp_path: Path
+) -> None:
+    long = [*PROMPT, *PROMPT]
+    apart = [*long[:100], 5, 6, 7, *long[:30]]
+    prompts = (long, [*long[:-20], 9, 9], apart)
+    with closing(opened_kind(folder, name, is_paged, n_slots)) as target:
+        cold, _ = written(target, None, *prompts)
+        written(target, tmp_path, long)
+        warm, known = written(target, tmp_path, *prompts)
+    assert warm == cold
+    assert known[0] > len(long) - 80
+    assert known[1] > len(long) - 100
+    assert known[2] > 90
