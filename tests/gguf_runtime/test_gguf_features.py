@@ -19,7 +19,7 @@ from edgespec_runtimes.gguf.prepared import PreparedGguf
 from features_contract import TOKENS, FeaturesContract, Received, logits_of_a_tree
 from gguf_files import STRING, Tensor, tiny_llama
 from head_cases import head_request
-from paging_contract import load_paged
+from paging_contract import load_either
 from port_calls import prefill
 from zoo_files import write_model
 from zoo_species import all_species
@@ -62,69 +62,39 @@ def copied() -> Iterator[None]:
         yield
 
 
-def open_resident(
+def open_model(
     path: Path,
     n_slots: int = 1,
+    is_paged: bool = False,
     gives: bool = True,
     layers: tuple[int, ...] = LAYERS,
     n_values: int = 64,
 ) -> GgufModel:
-    with closing(prepare(path, n_slots)) as prepared:
-        if gives:
-            prepared.offer_features(layers, n_values)
-        model = prepared.load(None)
-        assert isinstance(model, GgufModel)
-        return model
-
-
-def open_paged(path: Path) -> LanguageModel:
-    prepared = prepare(path)
-    prepared.offer_features(LAYERS, 64)
-    return load_paged(prepared, 0.5)
+    prepared = prepare(path, n_slots)
+    if gives:
+        prepared.offer_features(layers, n_values)
+    return load_either(prepared, is_paged)
 
 
 class TestAResidentTargetGivesFeatures(FeaturesContract):
+    """The only text or the first of several, from the graph or from the nodes of a Qwen 2."""
+
     layers = LAYERS
     atol = 1e-3
 
-    @pytest.fixture
-    def model_factory(self, path: Path) -> Callable[[], LanguageModel]:
-        return lambda: open_resident(path)
+    @pytest.fixture(params=[("path", 1), ("path", 2), ("qwen2", 1)], ids=str)
+    def model_factory(self, request: pytest.FixtureRequest) -> Callable[[], LanguageModel]:
+        path = request.getfixturevalue(request.param[0])
+        return lambda: open_model(path, n_slots=request.param[1])
 
 
 class TestAPagedTargetGivesFeatures(FeaturesContract):
     layers = LAYERS
 
-    @pytest.fixture
-    def model_factory(self, path: Path) -> Callable[[], LanguageModel]:
-        return lambda: open_paged(path)
-
-
-class TestFeaturesOfAQwen2AreCopiedFromItsNodes(FeaturesContract):
-    layers = LAYERS
-    atol = 1e-3
-
-    @pytest.fixture
-    def model_factory(self, qwen2: Path) -> Callable[[], LanguageModel]:
-        return lambda: open_resident(qwen2)
-
-
-@pytest.mark.slow
-class TestFeaturesOfAPagedQwen2AreCopiedFromItsNodes(FeaturesContract):
-    layers = LAYERS
-
-    @pytest.fixture
-    def model_factory(self, qwen2: Path) -> Callable[[], LanguageModel]:
-        return lambda: open_paged(qwen2)
-
-
-class TestTheFirstOfSeveralTextsGivesFeatures(FeaturesContract):
-    layers = LAYERS
-    atol = 1e-3
-
-    @pytest.fixture
-    def model_factory(self, path: Path) -> Callable[[], LanguageModel]:
-        return lambda: open_resident(path, n_slots=2)
+    @pytest.fixture(params=["path", pytest.param("qwen2", marks=pytest.mark.slow)])
+    def model_factory(self, request: pytest.FixtureRequest) -> Callable[[], LanguageModel]:
+        path = request.getfixturevalue(request.param)
+        return lambda: open_model(path, is_paged=True)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +113,7 @@ def test_nodes_have_the_same_bits_as_what_the_graph_gives(
     n_values = header.integer(header.key("embedding_length"), 0)
     for how in (nullcontext(), *([copied()] if architecture not in WITHOUT_NODES else [])):
         received = Received()
-        with how, closing(open_resident(path, layers=(1,), n_values=n_values)) as model:
+        with how, closing(open_model(path, layers=(1,), n_values=n_values)) as model:
             model.give_features((1,), received)
             prefill(model, TOKENS[:8])
         found.append(received.rows)
@@ -157,7 +127,7 @@ def test_asking_changes_no_logit(
 ) -> None:
     rows = []
     for gives in (True, False):
-        with how(), closing(open_resident(path, gives=gives)) as model:
+        with how(), closing(open_model(path, gives=gives)) as model:
             rows.append(logits_of_a_tree(model, LAYERS if gives else ()))
     assert np.array_equal(*rows)
 
@@ -165,7 +135,7 @@ def test_asking_changes_no_logit(
 def test_a_resident_model_whose_graph_gives_them_has_no_callback(path: Path) -> None:
     """A callback is asked about every node, which takes longer than all of a small model's
     overhead."""
-    with closing(open_resident(path)) as model:
+    with closing(open_model(path)) as model:
         assert model._tap is not None and model._tap.callback is None
 
 

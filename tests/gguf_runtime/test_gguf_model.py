@@ -29,7 +29,7 @@ from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
 from one_tree import ROOT, OneTree, line
-from paging_contract import PagingContract, load_paged, one_by_one
+from paging_contract import PagingContract, load_either, load_paged, one_by_one
 from port_calls import evaluate, prefill
 from port_contract import TEXT, PortContract
 from port_models import model_request
@@ -55,14 +55,11 @@ def request(path: Path, n_slots: int = 1) -> ModelRequest:
 
 
 def open_resident(path: Path, n_slots: int = 1) -> LanguageModel:
-    with closing(runtime.prepare(request(path, n_slots))) as prepared:
-        return prepared.load(None)
+    return load_either(runtime.prepare(request(path, n_slots)))
 
 
 def open_paged(path: Path, share: float = 0.5, n_slots: int = 1) -> GgufModel:
-    model = load_paged(runtime.prepare(request(path, n_slots)), share)
-    assert isinstance(model, GgufModel)
-    return model
+    return load_paged(runtime.prepare(request(path, n_slots)), share)
 
 
 class TestResidentDraftKeepsTheContract(PortContract):
@@ -82,28 +79,18 @@ class TestPagedTargetKeepsTheContract(PortContract):
         return lambda: open_paged(PAIR.target)
 
 
-class TestSlotsOfAResidentTarget(SlotsContract):
+class TestSlotsOfATarget(SlotsContract):
     atol = 0.2
 
-    @pytest.fixture
-    def model_factory(self) -> Callable[[], LanguageModel]:
-        return lambda: open_resident(PAIR.target, n_slots=3)
-
-
-@pytest.mark.slow
-class TestSlotsOfAPagedTarget(SlotsContract):
-    atol = 0.2
-
-    @pytest.fixture
-    def model_factory(self) -> Callable[[], LanguageModel]:
-        return lambda: open_paged(PAIR.target, n_slots=3)
+    @pytest.fixture(params=[open_resident, pytest.param(open_paged, marks=pytest.mark.slow)])
+    def model_factory(self, request: pytest.FixtureRequest) -> Callable[[], LanguageModel]:
+        return lambda: request.param(PAIR.target, n_slots=3)
 
 
 @pytest.fixture
 def paged() -> Iterator[GgufModel]:
-    model = open_paged(PAIR.target)
-    yield model
-    model.close()
+    with closing(open_paged(PAIR.target)) as model:
+        yield model
 
 
 class TestPagedTargetKeepsThePagingContract(PagingContract):
@@ -158,9 +145,8 @@ def test_logits_beside_and_after_rejected_guesses_equal_llama_cpp_bit_for_bit(
 
 @pytest.mark.parametrize("n_nodes", [1 + EngineSettings().draft_max, TREE_SIZES[0]])
 def test_the_largest_tree_by_default_has_the_logits_of_token_by_token(n_nodes: int) -> None:
-    prepared = runtime.prepare(dataclasses.replace(request(PAIR.target), max_nodes=n_nodes))
-    model = prepared.load(None)
-    prepared.close()
+    wanted = dataclasses.replace(request(PAIR.target), max_nodes=n_nodes)
+    model = load_either(runtime.prepare(wanted))
     tokens = model.vocabulary.encode(20 * TEXT)[:n_nodes]
     logits = evaluate(model, *line(tokens))
     model.truncate(0)
@@ -182,7 +168,6 @@ def test_a_pass_reads_what_is_not_pinned_and_no_more(paged: GgufModel) -> None:
 def test_after_a_pass_every_tensor_points_into_the_mapping_again(paged: GgufModel) -> None:
     one_by_one(paged, paged.vocabulary.encode(TEXT)[:2])
     weights = paged._weights
-    assert weights is not None
     for group, swaps in zip(weights._streamed, weights._swaps, strict=True):
         assert group.weights
         for weight, _ in swaps:
@@ -193,7 +178,6 @@ def test_weights_that_nobody_swapped_are_read_from_the_mapping(paged: GgufModel)
     """A missed swap is slow and never wrong: without callbacks the logits stay the same."""
     tokens = paged.vocabulary.encode(TEXT)[:4]
     weights = paged._weights
-    assert weights is not None
     weights._segment_of = {}
     weights._stop_after = frozenset()
     weights._last_of = {}
@@ -209,10 +193,7 @@ def test_a_pass_that_is_given_up_reads_no_mapping(
 ) -> None:
     """llama.cpp computes a node before it looks whether to stop: of a file that had become shorter
     it then read what was no longer there, and the process was killed."""
-    weights = paged._weights
-    assert weights is not None
-    assert weights.pager is not None
-    pointers: set[int] = set()
+    weights, pointers = paged._weights, set[int]()
     end_pass = weights.end_pass
 
     def watched() -> None:
@@ -232,8 +213,6 @@ def test_after_a_pass_that_was_given_up_weights_point_to_the_file_again(
 ) -> None:
     """A weight that still points into the ring would be computed with other data."""
     weights = paged._weights
-    assert weights is not None
-    assert weights.pager is not None
     swaps = [weight for swaps in weights._swaps for weight, _ in swaps]
     before = [weight.pointer.value for weight in swaps]
     with monkeypatch.context() as patch:
@@ -314,8 +293,5 @@ for _ in range(4):
 
 def test_a_head_that_is_the_embedding_table_too_is_streamed_last() -> None:
     """It was read first, because its rows are looked up first, and then again when it was due."""
-    model = open_paged(PAIR.target, share=0.0)
-    weights = model._weights
-    assert weights is not None
-    assert weights._streamed[-1].segment.name == "token_embd.weight"
-    model.close()
+    with closing(open_paged(PAIR.target, share=0.0)) as model:
+        assert model._weights._streamed[-1].segment.name == "token_embd.weight"

@@ -17,7 +17,7 @@ from edgespec.ports import LanguageModel
 from edgespec.registry import ModelRequest
 from edgespec_runtimes.gguf import kept_texts, runtime
 from edgespec_runtimes.gguf.options import GgufOptions
-from paging_contract import load_paged, one_by_one
+from paging_contract import load_either, load_paged, one_by_one
 from state_contract import MORE, StateContract, blocks_of, read_blocks
 from zoo_species import Species
 
@@ -36,31 +36,24 @@ def request(path: Path, max_nodes: int = 9, **options: object) -> ModelRequest:
 
 
 def resident(path: Path, **options: object) -> LanguageModel:
-    prepared = runtime.prepare(request(path, **options))  # type: ignore[arg-type]
-    with closing(prepared):
-        return prepared.load(None)
+    return load_either(runtime.prepare(request(path, **options)))  # type: ignore[arg-type]
+
+
+QUANTISED = GgufOptions(cache_type_k="q8_0", cache_type_v="q4_0", flash_attn="on")
 
 
 class TestResident(StateContract):
-    @pytest.fixture
-    def model_factory(self) -> Callable[[], LanguageModel]:
-        return lambda: resident(TARGET)
+    """Also with one branch and no other: the cells have a sequence to go through all the same."""
 
-
-@pytest.mark.slow
-class TestWithoutADraft(StateContract):
-    """One branch and no other: the cells have a sequence to go through all the same."""
-
-    @pytest.fixture
-    def model_factory(self) -> Callable[[], LanguageModel]:
-        return lambda: resident(TARGET, max_nodes=1, max_branches=1)
-
-
-class TestQuantisedCache(StateContract):
-    @pytest.fixture
-    def model_factory(self) -> Callable[[], LanguageModel]:
-        types = GgufOptions(cache_type_k="q8_0", cache_type_v="q4_0", flash_attn="on")
-        return lambda: resident(TARGET, options=types)
+    @pytest.fixture(
+        params=[
+            pytest.param({}, id="f16"),
+            pytest.param({"options": QUANTISED}, id="quantised cache"),
+            pytest.param({"max_nodes": 1, "max_branches": 1}, id="one", marks=pytest.mark.slow),
+        ]
+    )
+    def model_factory(self, request: pytest.FixtureRequest) -> Callable[[], LanguageModel]:
+        return lambda: resident(TARGET, **request.param)
 
 
 @pytest.fixture(scope="module", params=["gemma2", "qwen2vl"])

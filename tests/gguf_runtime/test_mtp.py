@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +36,7 @@ from edgespec_runtimes.gguf.prepared import PreparedGguf
 from features_contract import TOKENS, FeaturesContract, Received
 from head_cases import LINE, PROMPT, head_request
 from one_tree import ROOT, OneTree
-from paging_contract import load_paged
+from paging_contract import load_either, load_paged
 from port_calls import evaluate, prefill
 from sentences import hold_sentence, refuses
 from zoo_files import write_apart, write_guessing
@@ -76,37 +76,23 @@ def prepare(path: Path, owner: str = "target", options: GgufOptions | None = Non
 
 
 def open_target(path: Path, is_paged: bool = False) -> GgufModel:
-    with ExitStack() as stack:
-        prepared = stack.enter_context(closing(prepare(path)))
-        layer = stack.enter_context(closing(prepare(path, "draft")))
+    with closing(prepare(path)) as prepared, closing(prepare(path, "draft")) as layer:
         prepared.offer_features(layer.info.feature_layers, layer.info.feature_values)
-        model = load_paged(prepared, 0.3) if is_paged else prepared.load(None)
-        assert isinstance(model, GgufModel)
-        return model
+        return load_paged(prepared, 0.3) if is_paged else prepared.load(None)
 
 
 def open_layer(path: Path) -> GgufOwnHead:
-    with closing(prepare(path, "draft")) as prepared:
-        model = prepared.load(None)
-        assert isinstance(model, GgufOwnHead)
-        return model
+    return load_either(prepare(path, "draft"))
 
 
-class TestAResidentTargetGivesItsLastState(FeaturesContract):
+class TestATargetGivesItsLastState(FeaturesContract):
     layers = (7,)
 
-    @pytest.fixture
-    def model_factory(self, plain: Path) -> Callable[[], LanguageModel]:
-        return lambda: open_target(plain)
-
-
-@pytest.mark.slow
-class TestAPagedTargetGivesItsLastState(FeaturesContract):
-    layers = (7,)
-
-    @pytest.fixture
-    def model_factory(self, plain: Path) -> Callable[[], LanguageModel]:
-        return lambda: open_target(plain, is_paged=True)
+    @pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)])
+    def model_factory(
+        self, plain: Path, request: pytest.FixtureRequest
+    ) -> Callable[[], LanguageModel]:
+        return lambda: open_target(plain, is_paged=request.param)
 
 
 @pytest.mark.costly
