@@ -4,6 +4,7 @@ a draft or without, at any size of its trees, and from a prompt cache."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from edgespec_runtimes.gguf import runtime
 from engine_cases import AskedEngine as Engine
 from engine_cases import finish, forget
 from fake_model import FakeModel, fixed_text
-from paging_contract import load_paged
+from paging_contract import load_either
 from port_contract import TEXT
 from port_models import model_request
 
@@ -36,13 +37,10 @@ by_case = pytest.mark.parametrize(("target", "n_tokens"), CASES, indirect=["targ
 N_NEW = 8
 WARM = SamplingParams(temperature=0.9, seed=3)
 
-History = Callable[[Engine, Sequence[int]], object]
-
 
 def opened(path: Path, max_nodes: int, is_paged: bool = True) -> LanguageModel:
     request = model_request(path, ctx_size=512, max_nodes=max_nodes, batch_size=128)
-    prepared = runtime.prepare(request)
-    return load_paged(prepared) if is_paged else prepared.load(None)
+    return load_either(runtime.prepare(request), is_paged)
 
 
 class Watched:
@@ -75,9 +73,8 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def target(request: pytest.FixtureRequest, path: Path) -> Iterator[LanguageModel]:
-    model = opened(path, request.param)
-    yield model
-    model.close()
+    with closing(opened(path, request.param)) as model:
+        yield model
 
 
 Fresh = Callable[[Sequence[int]], tuple[dict[int, np.ndarray], tuple[int, ...]]]
@@ -106,31 +103,15 @@ def run(engine: Engine, prompt: Sequence[int], sampling: SamplingParams = WARM) 
     return finish(engine.generate(prompt, sampling, max_tokens=N_NEW)).tokens
 
 
-def shorter(engine: Engine, prompt: Sequence[int]) -> object:
-    return run(engine, prompt[: len(prompt) // 2])
-
-
-def nearly_all(engine: Engine, prompt: Sequence[int]) -> object:
-    return run(engine, prompt[:-3])
-
-
-def longer(engine: Engine, prompt: Sequence[int]) -> object:
-    return run(engine, [*prompt, *prompt[:70]])
-
-
-def another_end(engine: Engine, prompt: Sequence[int]) -> object:
-    return run(engine, [*prompt[:-2], 7, 7, 7])
-
-
-def itself(engine: Engine, prompt: Sequence[int]) -> object:
-    return run(engine, prompt)
-
-
-def turns(engine: Engine, prompt: Sequence[int]) -> object:
-    return [run(engine, prompt[:n]) for n in range(3, len(prompt), 41)]
-
-
-HISTORIES: list[History] = [shorter, nearly_all, longer, another_end, itself, turns]
+HISTORIES: dict[str, Callable[[list[int]], list[list[int]]]] = {
+    "shorter": lambda prompt: [prompt[: len(prompt) // 2]],
+    "nearly all": lambda prompt: [prompt[:-3]],
+    "longer": lambda prompt: [[*prompt, *prompt[:70]]],
+    "another end": lambda prompt: [[*prompt[:-2], 7, 7, 7]],
+    "itself": lambda prompt: [prompt],
+    "turns": lambda prompt: [prompt[:n] for n in range(3, len(prompt), 41)],
+}
+"""Prompts that are asked before one."""
 
 
 def tokens_of(model: LanguageModel, n_tokens: int) -> list[int]:
@@ -142,15 +123,16 @@ def tokens_of(model: LanguageModel, n_tokens: int) -> list[int]:
 def test_after_any_history(target: LanguageModel, n_tokens: int, fresh: Fresh) -> None:
     prompt = tokens_of(target, n_tokens)
     seen, expected = fresh(prompt)
-    for history in HISTORIES:
+    for name, history in HISTORIES.items():
         watched = Watched(target)
         with Engine(watched) as engine:  # type: ignore[arg-type]
-            history(engine, prompt)
+            for earlier in history(prompt):
+                run(engine, earlier)
             watched.seen.clear()
-            assert run(engine, prompt) == expected, history.__name__
+            assert run(engine, prompt) == expected, name
             forget(engine)
         last = len(prompt) - 1
-        assert np.array_equal(watched.seen[last], seen[last]), history.__name__
+        assert np.array_equal(watched.seen[last], seen[last]), name
 
 
 def fresh_run(
