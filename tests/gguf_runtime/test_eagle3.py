@@ -17,6 +17,7 @@ from edgespec_runtimes.gguf.head import GgufHead
 from gguf_files import ARRAY, I32, U32, Gguf, tiny_eagle3, tiny_llama
 from head_cases import TEXT, head_request, read, states_of
 from one_tree import ROOT, OneTree
+from paging_contract import load_either
 from port_calls import evaluate, prefill
 from sentences import hold_sentence, refuses
 
@@ -111,10 +112,7 @@ KINDS = {
 
 
 def open_head(path: Path) -> GgufHead:
-    with closing(runtime.prepare(head_request(path, batch_size=8))) as prepared:
-        model = prepared.load(None)
-        assert isinstance(model, GgufHead)
-        return model
+    return load_either(runtime.prepare(head_request(path, batch_size=8)))
 
 
 @pytest.fixture(params=KINDS)
@@ -137,6 +135,12 @@ def reference() -> HeadArithmetic:
     return HeadArithmetic(tiny_eagle3())
 
 
+def assert_close(logits: np.ndarray, expected: np.ndarray, what: str = "") -> None:
+    """Compare logits where any are named."""
+    named = np.isfinite(expected)
+    assert np.allclose(logits[named], expected[named], atol=CLOSE), what
+
+
 def test_the_line_of_its_guesses_is_the_reference_s(pair: tuple[GgufHead, HeadArithmetic]) -> None:
     head, reference = pair
     read(head, TEXT)
@@ -144,9 +148,8 @@ def test_the_line_of_its_guesses_is_the_reference_s(pair: tuple[GgufHead, HeadAr
     for node in range(6):
         (logits,) = evaluate(head, tree, [node])
         expected = reference.after(TEXT, line)
-        named = np.isfinite(expected)
-        assert np.array_equal(np.isfinite(logits), named)
-        assert np.allclose(logits[named], expected[named], atol=CLOSE)
+        assert np.array_equal(np.isfinite(logits), np.isfinite(expected))
+        assert_close(logits, expected)
         line.append(int(expected.argmax()))
         assert int(logits.argmax()) == line[-1]
         tree.add(node, line[-1], 0.5)
@@ -163,8 +166,7 @@ def test_every_branch_of_a_tree_is_a_line(head: GgufHead, reference: HeadArithme
     logits = evaluate(head, tree, range(len(tree)))
     for node, row in enumerate(logits):
         expected = reference.after(TEXT, tree.token[tree.path(node)].tolist())
-        named = np.isfinite(expected)
-        assert np.allclose(row[named], expected[named], atol=CLOSE), f"node {node}"
+        assert_close(row, expected, f"node {node}")
 
 
 def test_accepted_tokens_count_with_the_target_s_features(
@@ -183,13 +185,10 @@ def test_accepted_tokens_count_with_the_target_s_features(
     logits = evaluate(head, branch, range(4))
     head.commit(branch, [0, 1, 2], keep=[3])
     for row, text, token in ((1, TEXT[:7], TEXT[7]), (3, TEXT[:9], 40)):
-        expected = reference.after(text, [token])
-        named = np.isfinite(expected)
-        assert np.allclose(logits[row][named], expected[named], atol=CLOSE)
+        assert_close(logits[row], reference.after(text, [token]))
     below = branch.reroot(3)
     child = below.add(ROOT, 41, 0.5)
-    expected = reference.after(TEXT[:9], [40, 41])
-    assert np.allclose(evaluate(head, below, [child])[0][named], expected[named], atol=CLOSE)
+    assert_close(evaluate(head, below, [child])[0], reference.after(TEXT[:9], [40, 41]))
 
 
 def test_a_shortened_text_is_continued(head: GgufHead, reference: HeadArithmetic) -> None:
@@ -199,9 +198,7 @@ def test_a_shortened_text_is_continued(head: GgufHead, reference: HeadArithmetic
     assert head.committed_of(0) == 4 and not head.lacks_features(4) and head.lacks_features(5)
     head.take_features(4, states_of(TEXT[4:]))
     prefill(head, TEXT[4:])
-    expected = reference.after(TEXT, [40])
-    named = np.isfinite(expected)
-    assert np.allclose(evaluate(head, OneTree(40), [ROOT])[0][named], expected[named], atol=CLOSE)
+    assert_close(evaluate(head, OneTree(40), [ROOT])[0], reference.after(TEXT, [40]))
 
 
 def test_features_with_a_gap_before_them_serve_no_text(head: GgufHead) -> None:

@@ -45,41 +45,37 @@ def encoder(files: dict[str, Path]) -> Iterator[Embedder]:
         yield loaded
 
 
-def llama_cpps_own(model: Path, **settings: object) -> np.ndarray:
-    llama = llama_cpp.Llama(
-        str(model), embedding=True, verbose=False, n_ctx=512, n_batch=512, n_ubatch=512, **settings
-    )
-    return np.array([llama.embed(text) for text in TEXTS], np.float32)
+def assert_llama_cpps_own(model: Path, flash_attn: bool = False) -> None:
+    """Compare the vectors of all texts."""
+    given = {"n_ctx": 512, "n_batch": 512, "n_ubatch": 512, "flash_attn": flash_attn}
+    llama = llama_cpp.Llama(str(model), embedding=True, verbose=False, **given)
+    options = {"flash_attn": "on"} if flash_attn else {}
+    with load_embedder(LoadSettings(model=model, **options)) as embedder:
+        found = embedder.embed(TEXTS)
+    expected = [llama.embed(text) for text in TEXTS]
+    assert (np.array(found, np.float32) == np.array(expected, np.float32)).all()
 
 
 @pytest.mark.costly
 @pytest.mark.parametrize("pooling", [MEAN, CLS, LAST])
 def test_vectors_are_llama_cpps_own_for_every_pooling(pooling: int, tmp_path: Path) -> None:
-    model = write_encoder(tmp_path / "model.gguf", pooling=pooling)
-    with load_embedder(model) as embedder:
-        assert (np.array(embedder.embed(TEXTS), np.float32) == llama_cpps_own(model)).all()
+    assert_llama_cpps_own(write_encoder(tmp_path / "model.gguf", pooling=pooling))
 
 
 @pytest.mark.slow
 def test_a_decoder_that_pools_has_llama_cpps_own_vectors(files: dict[str, Path]) -> None:
-    model = files["decoder"]
-    with load_embedder(model) as embedder:
-        assert (np.array(embedder.embed(TEXTS), np.float32) == llama_cpps_own(model)).all()
+    assert_llama_cpps_own(files["decoder"])
 
 
 def test_flash_attention_is_llama_cpps_own_too(files: dict[str, Path]) -> None:
-    model = files["encoder"]
-    with load_embedder(LoadSettings(model=model, flash_attn="on")) as embedder:
-        found = np.array(embedder.embed(TEXTS), np.float32)
-    assert (found == llama_cpps_own(model, flash_attn=True)).all()
+    assert_llama_cpps_own(files["encoder"], flash_attn=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", BERT_LIKE)
 def test_every_architecture_has_llama_cpps_own_vectors(architecture: str, tmp_path: Path) -> None:
-    model = embedding_model(tmp_path / "model", architecture, MEAN).write(tmp_path / "model.gguf")
-    with load_embedder(model) as embedder:
-        assert (np.array(embedder.embed(TEXTS), np.float32) == llama_cpps_own(model)).all()
+    model = embedding_model(tmp_path / "model", architecture, MEAN)
+    assert_llama_cpps_own(model.write(tmp_path / "model.gguf"))
 
 
 @pytest.mark.slow
@@ -89,9 +85,7 @@ def test_norms_that_llama_cpp_would_die_of_are_refused(tmp_path: Path) -> None:
         plan_embedder(LoadSettings(model=wrong.write(tmp_path / "wrong.gguf")))
     alike = {"attention.head_count_kv": 4}
     model = embedding_model(tmp_path / "right", "jina-bert-v2", MEAN, **alike)
-    right = model.write(tmp_path / "right.gguf")
-    with load_embedder(right) as embedder:
-        assert (np.array(embedder.embed(TEXTS), np.float32) == llama_cpps_own(right)).all()
+    assert_llama_cpps_own(model.write(tmp_path / "right.gguf"))
 
 
 def test_a_budget_that_is_too_small_names_the_smallest(model: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,12 +27,6 @@ TOKENS = [5, 91, 5, 300, 17, 44, 208, 91]
 PER_LAYER = "per_layer_token_embd.weight"
 
 
-@dataclass(frozen=True)
-class Opened:
-    path: Path
-    model: GgufModel
-
-
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Gemma 4, which looks up a vector for every layer beside the token's embedding."""
@@ -41,11 +34,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def opened(path: Path) -> Iterator[Opened]:
-    model = load_paged(runtime.prepare(request(path)), 0.0)
-    assert isinstance(model, GgufModel)
-    yield Opened(path, model)
-    model.close()
+def model(path: Path) -> Iterator[GgufModel]:
+    with closing(load_paged(runtime.prepare(request(path)), 0.0)) as model:
+        yield model
 
 
 def request(path: Path) -> ModelRequest:
@@ -53,24 +44,25 @@ def request(path: Path) -> ModelRequest:
 
 
 def tables(model: GgufModel) -> dict[str, RowTable]:
-    assert model._weights is not None
     return {weight.entry.name: rows for weight, rows in model._weights._tables.values()}
 
 
-def test_every_table_is_looked_up_by_rows(opened: Opened) -> None:
+def test_every_table_is_looked_up_by_rows(model: GgufModel) -> None:
     """per_layer_token_embd, gigabytes in real files, was kept in memory whole."""
-    assert PER_LAYER in tables(opened.model)
-    prefill(opened.model, TOKENS[:4])
-    assert all(rows._present == set(TOKENS[:4]) for rows in tables(opened.model).values())
+    assert PER_LAYER in tables(model)
+    prefill(model, TOKENS[:4])
+    assert all(rows._present == set(TOKENS[:4]) for rows in tables(model).values())
 
 
-def test_rows_that_were_looked_up_give_the_text_of_the_whole_table(opened: Opened) -> None:
-    with LlamaCpp(opened.path, n_ctx=64) as whole:
+def test_rows_that_were_looked_up_give_the_text_of_the_whole_table(
+    model: GgufModel, path: Path
+) -> None:
+    with LlamaCpp(path, n_ctx=64) as whole:
         whole.start()
         for token in TOKENS:
             expected = whole.decode([token])
-    prefill(opened.model, TOKENS[:-1])
-    logits = evaluate(opened.model, OneTree(TOKENS[-1]), [ROOT])[0]
+    prefill(model, TOKENS[:-1])
+    logits = evaluate(model, OneTree(TOKENS[-1]), [ROOT])[0]
     assert np.array_equal(logits, expected)
 
 
@@ -92,16 +84,16 @@ def test_a_table_that_was_cut_short_is_named(tmp_path: Path, path: Path) -> None
 
 
 def test_a_row_that_cannot_be_read_ends_the_pass_and_not_the_process(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
+    model: GgufModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(_: RowTable, rows: object) -> None:
         raise WeightReadError("the file was cut short")
 
     monkeypatch.setattr(RowTable, "fetch", gone)
     with pytest.raises(WeightReadError):
-        evaluate(opened.model, OneTree(5), [ROOT])
+        evaluate(model, OneTree(5), [ROOT])
     monkeypatch.undo()
-    prefill(opened.model, TOKENS)
+    prefill(model, TOKENS)
 
 
 def entry(path: Path) -> TensorEntry:

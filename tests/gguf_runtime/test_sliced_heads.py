@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,14 +51,12 @@ class Head:
 
 def opened(path: Path, share: float = 0.0, n_threads: int = 1) -> GgufModel:
     request = ModelRequest(path, "target", 128, 40, 4, n_threads, batch_size=32)
-    model = load_paged(runtime.prepare(request), share)
-    assert isinstance(model, GgufModel)
-    return model
+    return load_paged(runtime.prepare(request), share)
 
 
-def n_slices(model: GgufModel) -> int:
-    assert model._weights is not None
-    return sum(group.rows is not None for group in model._weights._arranged.groups)
+def slices_of(model: GgufModel) -> list[str]:
+    """Their names, each of which begins with that of the matrix."""
+    return [group.segment.name for group in model._weights._arranged.groups if group.rows]
 
 
 def logits_of(model: GgufModel, n_rows: int) -> np.ndarray:
@@ -67,29 +66,35 @@ def logits_of(model: GgufModel, n_rows: int) -> np.ndarray:
     return evaluate(model, *line([7, *(3 * token for token in range(1, n_rows))]))
 
 
+@pytest.fixture
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "MIN_SLICE_BYTES", SLICE_BYTES)
+
+
+def slices_with_the_logits_of(
+    whole: GgufModel, path: Path, sizes: Sequence[int], request: pytest.FixtureRequest
+) -> list[str]:
+    """The slices of a model, after its logits were compared; closes the whole one."""
+    expected = {n_rows: logits_of(whole, n_rows) for n_rows in sizes}
+    whole.close()
+    request.getfixturevalue("small_slices")
+    with closing(opened(path)) as sliced:
+        for n_rows, logits in expected.items():
+            assert np.array_equal(logits_of(sliced, n_rows), logits), n_rows
+        return slices_of(sliced)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("n_vocab", [512, 601])
 @pytest.mark.parametrize("tied", [False, True], ids=["own", "tied"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_slices_have_the_logits_of_the_whole_head(
-    kind: str, tied: bool, n_vocab: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tied: bool, n_vocab: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     path = Head(kind, tied, n_vocab).write(tmp_path)
     whole = opened(path)
-    assert n_slices(whole) == 0
-    expected = {n_rows: logits_of(whole, n_rows) for n_rows in (1, 2, 8, 33)}
-    whole.close()
-    monkeypatch.setattr(segments, "MIN_SLICE_BYTES", SLICE_BYTES)
-    sliced = opened(path)
-    assert n_slices(sliced) > 2
-    for n_rows, logits in expected.items():
-        assert np.array_equal(logits_of(sliced, n_rows), logits), n_rows
-    sliced.close()
-
-
-@pytest.fixture
-def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "MIN_SLICE_BYTES", SLICE_BYTES)
+    assert not slices_of(whole)
+    assert len(slices_with_the_logits_of(whole, path, (1, 2, 8, 33), request)) > 2
 
 
 @pytest.mark.costly
@@ -101,9 +106,9 @@ def test_it_does_not_matter_which_slices_stay_in_memory(
 ) -> None:
     path = Head(kind, False, 601 if kind == "Q8_0" else 512).write(tmp_path)
     every = opened(path, 1.5)
-    assert n_slices(every) == 0, "a head that stays whole is not sliced"
+    assert not slices_of(every), "a head that stays whole is not sliced"
     some = opened(path, share)
-    assert n_slices(some) > 0
+    assert slices_of(some)
     assert np.array_equal(logits_of(some, 5), logits_of(every, 5))
     some.close()
     every.close()
@@ -125,7 +130,7 @@ def test_what_a_graph_does_with_the_logits_sees_all_of_them(
     path = write_model(tmp_path / "m.gguf", Species(architecture, architecture in EXPERTS_ONLY))
     monkeypatch.setattr(loading, "SMALL_MODEL_BYTES", 0)
     model = opened(path, n_threads=2)
-    assert n_slices(model) > 2
+    assert len(slices_of(model)) > 2
     with LlamaCpp(path, n_ctx=128) as whole:
         whole.start()
         expected = np.stack([whole.decode([token]) for token in TOKENS])
@@ -140,9 +145,8 @@ def test_a_pass_reads_every_slice_once(tmp_path: Path) -> None:
     one_by_one(model, TOKENS[:1])
     before = model.paging().bytes_read
     one_by_one(model, TOKENS)
-    assert model._weights is not None
     groups, ring = model._weights._arranged.groups, model._weights._wanted.ring_bytes
-    assert n_slices(model) > 2
+    assert len(slices_of(model)) > 2
     file_bytes = path.stat().st_size  # the last block of the file is not whole
     runs = [run for group in groups for run in group.segment.runs]
     pass_bytes = sum(min(run.nbytes, file_bytes - run.start) for run in runs)
@@ -154,21 +158,12 @@ def test_a_pass_reads_every_slice_once(tmp_path: Path) -> None:
 @pytest.mark.costly
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "F16"])
 def test_slices_of_layers_have_the_logits_of_whole_layers(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     path = tmp_path / "model.gguf"
     tiny_llama(embedding=256, head_size=64, ffn=512, layers=2, kind=kind).write(path)
-    whole = opened(path, 1.5)
-    expected = {n_rows: logits_of(whole, n_rows) for n_rows in (1, 9)}
-    whole.close()
-    monkeypatch.setattr(segments, "MIN_SLICE_BYTES", SLICE_BYTES)
-    sliced = opened(path)
-    assert sliced._weights is not None
-    names = {group.segment.name for group in sliced._weights._arranged.groups if group.rows}
+    names = slices_with_the_logits_of(opened(path, 1.5), path, (1, 9), request)
     assert {name.split()[0] for name in names} >= {"blk.0.ffn_up.weight", "blk.1.attn_q.weight"}
-    for n_rows, logits in expected.items():
-        assert np.array_equal(logits_of(sliced, n_rows), logits), n_rows
-    sliced.close()
 
 
 @pytest.mark.usefixtures("small_slices")
@@ -176,10 +171,9 @@ def test_slices_of_layers_have_the_logits_of_whole_layers(
 class TestSlicesKeepThePagingContract(PagingContract):
     @pytest.fixture
     def paged(self, tmp_path: Path) -> Iterator[GgufModel]:
-        model = opened(Head("Q8_0", False, 512).write(tmp_path), 0.3)
-        assert n_slices(model) > 0
-        yield model
-        model.close()
+        with closing(opened(Head("Q8_0", False, 512).write(tmp_path), 0.3)) as model:
+            assert slices_of(model)
+            yield model
 
 
 @pytest.mark.slow
