@@ -107,13 +107,20 @@ def result_of(call: Future[T], check: Callable[[], None] | None = None) -> T:
     return call.result()
 
 
-def _work(queue: Calls) -> None:
-    for future, call, ending in iter(queue.get, None):
-        _ENDING.set(ending)
+def fulfil(future: Future[T], call: Callable[[], T]) -> None:
+    """Give a future the result of a call or its error, unless it was cancelled before."""
+    if future.set_running_or_notify_cancel():
         try:
             future.set_result(call())
         except BaseException as error:  # noqa: BLE001 - raised to whoever waits
             future.set_exception(error)
+    del future, call  # which the error's traceback would keep
+
+
+def _work(queue: Calls) -> None:
+    for future, call, ending in iter(queue.get, None):
+        _ENDING.set(ending)
+        fulfil(future, call)
         del future, call, ending  # nothing of a call is kept until the next one
 
 

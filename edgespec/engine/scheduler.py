@@ -18,6 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from edgespec.concurrency.owning import POLL_S, Closeable, Users, close_all
+from edgespec.concurrency.worker import fulfil
 from edgespec.engine.slot import Slot, choose_slot
 from edgespec.engine.text import Text, ending
 from edgespec.errors import Cancelled, EdgespecError, SessionClosed
@@ -293,7 +294,7 @@ class Scheduler(Closeable):
         """
         done: Future[T] = Future()
         with self._users:
-            self._tell(lambda _: _fulfil(done, work))
+            self._tell(lambda _: fulfil(done, work))
         return done
 
     def cancel(self, text: Text | None = None) -> None:
@@ -368,14 +369,6 @@ def _serve(reference: weakref.ref[Scheduler], inbox: SimpleQueue[Message]) -> No
         if (found := reference()) is not None:
             message(found)
         del message
-
-
-def _fulfil(done: Future[T], work: Callable[[], T]) -> None:
-    if done.set_running_or_notify_cancel():
-        try:
-            done.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
-            done.set_exception(error)
 
 
 def _deliver(text: Text) -> None:

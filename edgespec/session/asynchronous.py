@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from typing import TypeVar, Unpack
 
 from edgespec.chat.messages import Message
+from edgespec.concurrency.worker import fulfil
 from edgespec.engine.generation import Generation
 from edgespec.session.session import ChatOptions, Session, TextOptions
 from edgespec.settings.config import SamplingParams
@@ -94,14 +95,10 @@ async def in_loop(iterator: Iterator[T], cancel: Callable[[], None]) -> AsyncGen
 async def in_thread(call: Callable[[], T], cancel: Callable[[], None] = lambda: None) -> T:
     """The result of `call`, run in a thread of its own; cancelling the task calls `cancel`."""
     done: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - raised in the waiting task
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="edgespec-generation", daemon=True).start()
+    thread = threading.Thread(
+        target=fulfil, args=(done, call), name="edgespec-generation", daemon=True
+    )
+    thread.start()
     waiting = asyncio.wrap_future(done)
     try:
         return await asyncio.shield(waiting)

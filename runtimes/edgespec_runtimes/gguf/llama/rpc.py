@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from edgespec.concurrency.owning import POLL_S
+from edgespec.concurrency.worker import fulfil
 from edgespec.errors import EdgespecError, ModelError, TargetLost
 from edgespec_runtimes.gguf.llama import abi, ggml
 
@@ -161,12 +162,8 @@ class ServerCalls:
 
     def _work(self) -> None:
         while (asked := self._queue.get()) is not None:
-            future, call = asked
-            try:
-                future.set_result(call())
-            except BaseException as error:  # noqa: BLE001 - raised to whoever waits
-                future.set_exception(error)
-            del asked, future, call
+            fulfil(*asked)
+            del asked
 
 
 @functools.cache
