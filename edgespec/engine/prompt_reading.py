@@ -33,8 +33,6 @@ def next_parts(engine: Engine, texts: Sequence[Text]) -> tuple[list[PassPart], i
     """
     info, max_nodes = engine.target.info, engine.limits.max_nodes
     reading = sorted((t for t in texts if t.is_reading), key=lambda text: text.n_left)
-    if not reading:
-        return [], max_nodes
     n_trees = sum(text.is_growing for text in texts)
     n_hidden, shares = engine.ledger.prices.n_hidden(info.max_rows), info.prompts_share_passes
     left = (info.max_rows if shares else max_nodes) - n_trees
@@ -75,7 +73,7 @@ def take(engine: Engine, text: Text, part: PassPart, logits: np.ndarray) -> None
     if part.nodes:
         slot.target.commit(part.pool, part.nodes, slot=slot.number)
         slot.committed += part.pool.token[list(part.nodes)].tolist()
-    if is_tiled(engine.target.info, text.as_prompt) and not part.by_row:
+    if is_tiled(engine.target.info, text.prompt) and not part.by_row:
         slot.n_tiled = len(slot.committed)
     if is_end:
         token = text.sampler.pick(logits[-1])

@@ -43,9 +43,8 @@ class Text:
     transcript: Transcript
     tally: Tally = field(default_factory=Tally)
     held: tuple[int, ...] | None = None
-    """All tokens when it was set back; None before."""
-    n_rows: int = 0
-    """The last ones of them, which it had written, and which are computed as rows again."""
+    """All tokens when it was set back, those that it had written behind the prompt's; None
+    before."""
     is_cancelled: bool = False
     """Set by any thread to end the text; never cleared."""
     deliver: Callable[[Sequence[TokenEvent | PromptProgress]], None] = lambda _: None
@@ -94,11 +93,6 @@ class Text:
     def reading(self) -> tuple[int, ...]:
         """Tokens that the models read before generating: the prompt, or `held`."""
         return self.prompt if self.held is None else self.held
-
-    @property
-    def as_prompt(self) -> tuple[int, ...]:
-        """Those of them that are computed as a prompt's."""
-        return self.reading[: len(self.reading) - self.n_rows]
 
     @property
     def last_token(self) -> int:
@@ -173,7 +167,7 @@ class Text:
     def _reuse(self) -> None:
         """Keep the prefix of the prompt that the slot holds, or load a longer one that is
         stored."""
-        slot, prompt, client = self.slot, self.as_prompt, self.terms.client
+        slot, prompt, client = self.slot, self.prompt, self.terms.client
         n_held = slot.n_reusable(prompt, client)
         if n_held < len(slot.committed):
             while slot.store_block():
@@ -190,9 +184,7 @@ class Text:
         """Give up the slot's cells; what was read and written is computed again, and alike."""
         slot = self.slot
         if self.has_begun and len(slot.committed) >= len(self.reading):
-            n_as_prompt = len(self.as_prompt)
             self.held = (*slot.committed, self.last_token)
-            self.n_rows = len(self.held) - n_as_prompt
         slot.forget()
         self.has_begun = False
 
@@ -230,13 +222,14 @@ class Text:
         """The next part of the prompt, of at most `most` rows if it shares the pass of other texts;
         and whether it needs a pass of its own, which is short if it `has_others` to wait for it.
 
-        The last token is the root of the tree, if its logits come with it.
+        The last token is the root of the tree, if its logits come with it. What was written before
+        the text was set back is computed as rows again.
         """
-        slot, prompt = self.slot, self.as_prompt
+        slot, prompt = self.slot, self.prompt
         info, begin, n = slot.target.info, len(slot.committed), len(prompt)
         n_alone = n - (not info.prompts_give_logits)
         shares = info.prompts_share_passes and not is_tiled(info, prompt)
-        by_row = self.n_rows > 0 and (shares or begin >= n_alone)
+        by_row = self.held is not None and (shares or begin >= n_alone)
         if not info.tree_capable:
             n_alone = n - 1 - N_LEFT * info.prompts_share_passes
         elif shares:

@@ -113,7 +113,7 @@ def test_texts_are_written_together_as_long_as_what_they_wrote_fits() -> None:
     with Engine(target) as engine:
         texts = [engine.admit(each) for each in terms]
         in_turn([engine.ask(text) for text in texts])
-        assert texts[2].n_rows > 0, "it was set back"
+        assert texts[2].held is not None, "it was set back"
     assert [text.result().tokens for text in texts] == [alone(each) for each in terms]
     assert max(target.evaluations) >= 3
     assert_nothing_provisional(target)
@@ -125,7 +125,7 @@ def test_a_text_with_a_prompt_shorter_than_a_tile_is_set_back_to_rows() -> None:
     with Engine(target) as engine:
         texts = [engine.admit(each) for each in terms]
         in_turn([engine.ask(text) for text in texts])
-        assert texts[1].n_rows > TILE, "it was set back"
+        assert len(texts[1].reading) > len(texts[1].prompt) + TILE, "it was set back"
     assert [text.result().tokens for text in texts] == [alone(each) for each in terms]
 
 
@@ -141,7 +141,7 @@ def test_a_text_whose_prompt_needs_a_pass_of_its_own_is_set_back_to_rows() -> No
     with Engine(model(3, N_CTX)) as engine:
         texts = [engine.admit(each) for each in terms]
         in_turn([engine.ask(text) for text in texts])
-        assert texts[2].n_rows > 0, "it was set back"
+        assert texts[2].held is not None, "it was set back"
     for each, text in zip(terms, texts, strict=True):
         with Engine(model(1)) as engine:
             list(engine.ask(expected := engine.admit(each)))
