@@ -291,7 +291,7 @@ def _drive_all(engine: Any, texts: Sequence[Any]) -> None:
     for text in at_work:
         text.slot = choose_slot(engine.slots, text)
         engine.begin(text)
-        text.slot.text, text.slot.begun = text, engine.clock()
+        text.slot.is_free, text.slot.begun = False, engine.clock()
     while at_work:
         engine.step(at_work)
         for text in [*at_work]:

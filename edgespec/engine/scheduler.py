@@ -141,7 +141,7 @@ class Scheduler(Closeable):
         if any(text.is_wanted or text.terms.runs_ahead for text in self._active):
             return True
         in_line = {text.thread for text in self._line}
-        return bool(in_line) and any(text.thread in in_line for text in self._active)
+        return any(text.thread in in_line for text in self._active)
 
     @contextmanager
     def _passing(self, texts: Sequence[Text]) -> Iterator[None]:
@@ -229,7 +229,7 @@ class Scheduler(Closeable):
             return
         self._line.remove(text)
         self._gathers_until = time.monotonic() + GATHERING_S
-        text.slot.text, text.slot.begun = text, self.clock()
+        text.slot.is_free, text.slot.begun = False, self.clock()
         self._active.append(text)
 
     def _end_finished(self) -> None:
@@ -249,7 +249,7 @@ class Scheduler(Closeable):
             except BaseException as failure:  # noqa: BLE001 - raised to the consumer
                 text.fail(failure)
             _deliver(text)
-            text.slot.text = None
+            text.slot.is_free = True
             self._active.remove(text)
             self._gathers_until = time.monotonic() + GATHERING_S
         else:
@@ -283,8 +283,7 @@ class Scheduler(Closeable):
         """Ask for the text's next token, which its `deliver` gets; the first time, it joins the
         line."""
         text.thread, text.is_wanted = threading.get_ident(), True
-        is_new = not text.is_queued
-        self._tell(lambda scheduler: scheduler._line.append(text) if is_new else None)
+        self._tell(wake if text.is_queued else lambda scheduler: scheduler._line.append(text))
         text.is_queued = True
 
     def after_pass(self, work: Callable[[], T]) -> Future[T]:

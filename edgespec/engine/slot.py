@@ -36,6 +36,7 @@ class Slot:
         self.target = target
         self.number = number
         self.sources = sources
+        self._draft = next((one for one in sources if isinstance(one, ModelSource)), None)
         self.pool = pool
         self.prefixes = prefixes
         self.committed: list[int] = []
@@ -46,19 +47,13 @@ class Slot:
         """Client whose text is committed."""
         self.begun = -math.inf
         """Time at which the latest text began."""
-        self.text: Text | None = None
-        """The text that is written here."""
-
-    @property
-    def is_free(self) -> bool:
+        self.is_free = True
         """True if no text is written here."""
-        return self.text is None
 
     @property
     def n_leading(self) -> int:
         """Length of the prefix that the draft model holds without a gap."""
-        models = (source for source in self.sources if isinstance(source, ModelSource))
-        return next((model.n_leading(self.number) for model in models), 0)
+        return self._draft.n_leading(self.number) if self._draft else 0
 
     def rewind(self, n_tokens: int) -> None:
         """Truncate the models to at most `n_tokens` of the committed text; drops provisional KV."""
@@ -94,10 +89,9 @@ class Slot:
         n_tokens = self.target.committed_of(self.number)
         self.committed = other.committed[:n_tokens]
         self.n_tiled = min(other.n_tiled, n_tokens)
-        for source in self.sources:
-            if isinstance(source, ModelSource) and source.n_slots >= self.target.info.n_slots:
-                n_shared = min(other.n_leading, n_tokens)
-                source.model.share(other.number, self.number, n_shared)
+        if self._draft and self._draft.n_slots >= self.target.info.n_slots:
+            n_shared = min(other.n_leading, n_tokens)
+            self._draft.model.share(other.number, self.number, n_shared)
 
     def store_block(self) -> bool:
         """Store the next block of the committed text that is not stored; False if there is none."""
@@ -139,9 +133,8 @@ class Slot:
             n_held = prefixes.load(text, len(self.committed), check)
             self.committed[:] = text[:n_held]
             self.n_tiled = n_held if tiled else 0
-            models = (source for source in self.sources if isinstance(source, ModelSource))
-            number = self.number
-            if any(number < m.n_slots and m.n_read(number) == m.n_leading(number) for m in models):
+            draft, number = self._draft, self.number
+            if draft and number < draft.n_slots and draft.n_read(number) == draft.n_leading(number):
                 prefixes.load_draft(text[:n_held], self.n_leading, check)
         return trouble
 
