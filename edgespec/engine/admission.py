@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from edgespec.engine.text import Text
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import ContextOverflow, UsageError
@@ -30,12 +28,17 @@ def obstacle(target: LanguageModel, draft: LanguageModel | None) -> str | None:
 def admit(target: LanguageModel, terms: TextRequest) -> Text:
     """Validate a request and prepare it to run on `target`. Raises UsageError if the target cannot
     serve it."""
-    prompt, max_tokens = terms.prompt_tokens, terms.max_tokens
-    check_prompt(prompt, target)
-    terms.sampling.check_vocabulary(target.info.n_vocab)
+    info, prompt, max_tokens = target.info, terms.prompt_tokens, terms.max_tokens
+    if not prompt:
+        raise UsageError("the prompt is empty: give at least one token, such as BOS")
+    if len(prompt) > info.n_ctx:
+        raise ContextOverflow(info.n_ctx, len(prompt))
+    if not 0 <= min(prompt) <= max(prompt) < info.n_vocab:
+        raise UsageError(f"prompt tokens must lie between 0 and {info.n_vocab - 1}")
+    terms.sampling.check_vocabulary(info.n_vocab)
     if max_tokens is not None and max_tokens < 0:
         raise UsageError(f"max_tokens must be >= 0, not {max_tokens}")
-    limit = text_limit(target.info.n_ctx, len(prompt), max_tokens)
+    limit = text_limit(info.n_ctx, len(prompt), max_tokens)
     limit_reason: FinishReason = "length" if limit == max_tokens else "context"
     transcript = Transcript(target.vocabulary, terms.stop, limit, limit_reason, terms.shown)
     sampler = Sampler(terms.sampling, prompt, terms.constraint, terms.n_logprobs)
@@ -50,14 +53,3 @@ def text_limit(n_ctx: int, n_prompt: int, max_tokens: int | None) -> int:
     # the last token is not evaluated, so it needs no place in the context
     room = max(0, n_ctx - n_prompt + 1)
     return room if max_tokens is None else min(max_tokens, room)
-
-
-def check_prompt(prompt_tokens: Sequence[int], target: LanguageModel) -> None:
-    """Raise UsageError for a prompt that the target cannot read."""
-    info = target.info
-    if not prompt_tokens:
-        raise UsageError("the prompt is empty: give at least one token, such as BOS")
-    if len(prompt_tokens) > info.n_ctx:
-        raise ContextOverflow(info.n_ctx, len(prompt_tokens))
-    if not 0 <= min(prompt_tokens) <= max(prompt_tokens) < info.n_vocab:
-        raise UsageError(f"prompt tokens must lie between 0 and {info.n_vocab - 1}")

@@ -42,7 +42,7 @@ from edgespec.pool import Pool
 from edgespec.ports import LanguageModel, PassPart
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.acceptance_rules import EXACT_REPLAY, AcceptanceRule
-from edgespec.rules.pacer import PACERS, Guess, before_pass, most_probable
+from edgespec.rules.pacer import PACERS, before_pass, most_probable
 from edgespec.state.prefix_cache import SlotPrefixes
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import RoundStats, SourceStats
@@ -91,7 +91,7 @@ class Engine(Scheduler):
         text the target's own; rules that draw guesses write one text at a time.
         """
         settings = settings or EngineSettings()
-        reason = obstacle(target, draft)
+        self._obstacle = reason = obstacle(target, draft)
         if not reason and draft is not None and draft.info.reads_features:
             target.give_features(draft.info.feature_layers, draft.take_features)
         self.target, self.trace = target, trace
@@ -104,15 +104,13 @@ class Engine(Scheduler):
         self.drawing = cast("DrawingSource", self.sources[0]) if draws else None
         self.pick = acceptance.pick
         self.mixer, self.pool, self.worker = Mixer(), Pool(), Worker()
-        draft_info = draft.info if draft is not None else None
         kept = state if self.sources else None
-        self.ledger = KeptLedger(target, draft_info, self.mixer, settings, kept)
+        self.ledger = KeptLedger(target, draft.info if draft else None, self.mixer, settings, kept)
         self.pass_ = RoundOutcome()
         n_slots = 1 if draws else min(target.info.n_slots, self.limits.max_nodes)
         self.capacity = CAPACITY * self.limits.max_nodes
         places = (prefixes(n) if prefixes is not None else None for n in range(n_slots))
         slots = [Slot(target, n, self.sources, self.pool, place) for n, place in enumerate(places)]
-        self._obstacle = reason
         super().__init__(
             slots,
             clock,
@@ -325,9 +323,7 @@ class Engine(Scheduler):
         pool, opinions = self.pool, self._opinions(node, text)
         if not opinions:
             return
-        drawn: Sequence[Guess] | None = None
-        if self.drawing:
-            drawn = self.drawing.drawn(pool, node, text)
+        drawn = self.drawing.drawn(pool, node, text) if self.drawing else None
         if drawn is None:
             guesses = self.mixer.mix(opinions)
             for guess in guesses:

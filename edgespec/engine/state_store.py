@@ -72,11 +72,9 @@ class KeptLedger(Ledger):
         self._mixer, self._file = mixer, file
         threads = "+".join(str(each.n_threads) for each in (info, draft) if each and each.n_threads)
         self._conditions = [threads and f"{threads} threads", settings.unusual]
-        self._recalled: Learnt = {}
-        if file is not None:
-            self._recalled = recalled(file)
-            mixer.load_state_dict(self._recalled.get(CONFIDENCES, {}))
-            self.load_state_dict(self._recalled.get(self._name(self._paging), {}))
+        self._recalled: Learnt = {} if file is None else recalled(file)
+        mixer.load_state_dict(self._recalled.get(CONFIDENCES, {}))
+        self.load_state_dict(self._recalled.get(self._name(self._paging), {}))
 
     def _name(self, paging: PagingStats) -> str:
         """Name of stored prices: the streamed share of the weights, and the other conditions."""

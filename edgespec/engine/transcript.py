@@ -92,20 +92,14 @@ class Transcript:
         if self.stopped_by is not None:
             return ""
         text = self._held + text
-        end = self._first_stop(text)
-        if end is not None:
-            at, self.stopped_by = end
+        found = [(at + len(stop), at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if found:  # the one that ends first, however the text is split
+            _, at, self.stopped_by = min(found)
             self._held = ""
             return text[:at]
         keep = self._undecided(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
-
-    def _first_stop(self, text: str) -> tuple[int, str] | None:
-        """Index and text of the stop string that ends first, independently of how the text is
-        split."""
-        found = [(at + len(stop), at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
-        return min(found)[1:] if found else None
 
     def _undecided(self, text: str) -> int:
         """Length of the longest suffix of `text` that is the beginning of a stop string."""

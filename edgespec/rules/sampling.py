@@ -116,9 +116,11 @@ class Sampler:
         is not finite.
         """
         best_logit(logits)
-        if n_ahead >= 0:
-            logits = self._allowed(logits, ahead, tokens, is_foreseen=True)
-        logits = adjusted(logits, self.params, self._with(ahead), tokens)
+        try:
+            allowed = self._allowed(logits, ahead, tokens) if n_ahead >= 0 else logits
+        except GrammarError:  # it is raised where the token is drawn
+            return [], []
+        logits = adjusted(allowed, self.params, self._with(ahead), tokens)
         best = float(logits.max())
         if not math.isfinite(best):
             return [], []
@@ -162,22 +164,13 @@ class Sampler:
         return token
 
     def _allowed(
-        self,
-        logits: Logits,
-        ahead: Sequence[int] = (),
-        tokens: Tokens | None = None,
-        is_foreseen: bool = False,
+        self, logits: Logits, ahead: Sequence[int] = (), tokens: Tokens | None = None
     ) -> Logits:
         """`logits` without the tokens that the constraint forbids after `ahead`, so that filters
-        choose among the rest; none are foreseen where it fails."""
+        choose among the rest."""
         if self._constraint is None:
             return logits
-        try:
-            allowed = self._constraint.allowed(ahead)
-        except GrammarError:
-            if not is_foreseen:
-                raise
-            return np.full_like(logits, -np.inf)
+        allowed = self._constraint.allowed(ahead)
         allowed = allowed[: len(logits)] if tokens is None else allowed[tokens]
         return np.where(allowed, logits, np.float32(-np.inf))
 

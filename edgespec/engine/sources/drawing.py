@@ -59,7 +59,7 @@ class DrawingSource(ModelSource):
         self._random = np.random.Generator(np.random.PCG64([params.seed, 2]))
         self._drawn, self.draws = {}, {}
 
-    def drawn(self, pool: Pool, node: int, text: Text) -> list[Guess] | None:
+    def drawn(self, pool: Pool, node: int, text: Text) -> Sequence[Guess] | None:
         """The draws after a node in their order, as many as may pay, which depends on no draw's
         value: all of them are verified. None if nothing is drawn there."""
         key = int(pool.key[node])

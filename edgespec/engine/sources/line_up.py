@@ -41,24 +41,15 @@ def line_up(
         return [DrawingSource(draft, growth, info.n_vocab, eog_tokens, info.n_ctx)]
     found = list[Source]()
     if draft is not None:
-        found.append(_of_model(draft, target, settings))
+        terms = settings.n_candidates, info.n_vocab, eog_tokens
+        if draft.info.reads_features:
+            from edgespec.engine.sources.head_source import BlockSource, HeadSource
+
+            found.append((BlockSource if draft.info.block_guesses else HeadSource)(draft, *terms))
+        else:
+            found.append(ModelSource(draft, *terms, max_tokens=info.n_ctx))
     found += others
     if draft is not None if settings.lookup is None else settings.lookup:
         found += [LookupSource(eog_tokens), RecyclingSource(eog_tokens)]
         found += [make(info, target.vocabulary) for make in added(SOURCES).values()]
     return found
-
-
-def _of_model(draft: LanguageModel, target: LanguageModel, settings: EngineSettings) -> Source:
-    """The source of a draft model's guesses."""
-    info = target.info
-    terms = settings.n_candidates, info.n_vocab, target.vocabulary.eog_tokens
-    if draft.info.block_guesses:
-        from edgespec.engine.sources.head_source import BlockSource
-
-        return BlockSource(draft, *terms)
-    if draft.info.reads_features:
-        from edgespec.engine.sources.head_source import HeadSource
-
-        return HeadSource(draft, *terms)
-    return ModelSource(draft, *terms, max_tokens=info.n_ctx)
