@@ -237,18 +237,14 @@ def plan_memory(
     Raises BudgetError with the smallest budget that works.
     """
     smallest = least_bytes(fixed, segmentations, resident, paged, experts)
-    paged = loaded_last(paged, fixed)
-    resident = None if resident is None else loaded_last(resident, fixed)
+    rows = (*fixed, *loaded_last(paged, fixed))
+    whole = () if resident is None else (*fixed, *loaded_last(resident, fixed))
     if budget_bytes < smallest:
         # what cannot be paged has no ring
-        needed = [*fixed, *paged] if segmentations else [*fixed, *(resident or ())]
-        rest = "the ring" if segmentations else "smaller things"
+        needed, rest = (rows, "the ring") if segmentations else (whole, "smaller things")
         raise BudgetError(_error_text(budget_bytes, smallest, needed, rest), smallest)
-    if resident is not None:
-        rows = (*fixed, *resident)
-        if sum(row.nbytes for row in rows) <= budget_bytes:
-            return MemoryPlan(budget_bytes, rows, (), frozenset(), 0, False, smallest)
-    rows = (*fixed, *paged)
+    if resident is not None and _total(whole) <= budget_bytes:
+        return MemoryPlan(budget_bytes, whole, (), frozenset(), 0, False, smallest)
     cut = cut_for(segmentations, budget_bytes - _total(rows), experts)
     unpinned = MemoryPlan(
         budget_bytes,

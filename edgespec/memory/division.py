@@ -121,8 +121,7 @@ def _divide(
     target, batch = models["target"], choice["target"]
     fixed, paged = target.common_rows(batch), target.paged_rows(batch)
     rows = [*others]
-    if "draft" in models:
-        draft = models["draft"]
+    if draft := models.get("draft"):
         target = _with_copies(target, draft.copies)
         rows += draft.common_rows(choice["draft"])
         least = least_bytes([*rows, *fixed], target.cuts, target.resident, paged, target.experts)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from edgespec.memory.process import process_rss_bytes
+
 _BLOCK_BYTES = 96 * 1024
 """Below the 128 KiB from which on glibc may serve a block by a mapping of its own."""
 _MAX_BLOCKS = (64 << 20) // _BLOCK_BYTES
@@ -36,9 +38,7 @@ def allocated_bytes() -> int:
     """Bytes allocated by malloc in all threads; without glibc, resident bytes of the process."""
     libc = _glibc()
     if libc is None:
-        import psutil
-
-        return int(psutil.Process().memory_info().rss)
+        return process_rss_bytes()
     found = libc.mallinfo2()
     return int(found.uordblks + found.hblkhd)
 

@@ -41,7 +41,6 @@ class LeastLikely:
         self._n_tokens = 1
         self._waits: np.ndarray | None = None
         """Passes until the next use of the candidates since the last choice, -1 elsewhere."""
-        self._layers = np.arange(len(n_experts))
 
     def add(self, layer: int, expert: int) -> None:
         """Record that the expert is in memory from now on."""
@@ -79,8 +78,8 @@ class LeastLikely:
 
     def _passes_until_use(self) -> np.ndarray:
         """Expected passes, and parts of one, until each is used: float64 [layers, experts]."""
-        n_layers = len(self._layers)
-        until_layer = ((self._layers - self._layer - 1) % n_layers + 1) / n_layers
+        n_layers = len(self._cached)
+        until_layer = ((np.arange(n_layers) - self._layer - 1) % n_layers + 1) / n_layers
         in_pass = 1 - (1 - self._averages.mean(axis=0)) ** self._n_tokens
         waits: np.ndarray = until_layer[:, None] + 1 / (in_pass + self.unused) - 1
         return waits

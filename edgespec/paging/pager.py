@@ -123,7 +123,6 @@ class WeightPager(Store):
                 if slot.held and slot.segment == index:
                     slot.held = False
                     slot.drop()
-                    break
             self._reclaim()
             self._change.notify_all()
 
@@ -173,10 +172,8 @@ class WeightPager(Store):
         self._slots.clear()
 
     def _ready_slot(self, index: int) -> _Slot | None:
-        for slot in self._slots:
-            if slot.segment == index and slot.ready and not slot.dropped:
-                return slot
-        return None
+        coming = (slot for slot in self._slots if slot.segment == index and not slot.dropped)
+        return next((slot for slot in coming if slot.ready), None)
 
     def _wait_for(self, index: int) -> _Slot | None:
         while not self._cancelled and not self._closing:

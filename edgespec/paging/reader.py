@@ -28,7 +28,6 @@ in pages, which are larger on some ARM systems."""
 READ_BYTES = 4 << 20
 """Bytes of one read: large enough for full bandwidth, small enough to cancel quickly."""
 
-
 MERGED_BYTES = 2 << 20
 """Bytes that the lower bits of one read are merged to, about."""
 STAGING_BYTES = MERGED_BYTES + 2 * BLOCK_BYTES
