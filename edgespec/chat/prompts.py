@@ -129,6 +129,7 @@ class ChatPrompts:
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        /,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
         **variables: Any,

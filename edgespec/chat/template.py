@@ -85,6 +85,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        /,
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> list[str]:

@@ -73,7 +73,7 @@ class Scheduler(Closeable):
         """Texts that are written now, in the order in which they began."""
         self._open: weakref.WeakSet[Text] = weakref.WeakSet()
         """Texts that `cancel` reaches."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may cancel in the midst of it
         """Guards the start of the thread, `_open` and `_in_pass`; never held in a model's call."""
         self._in_pass: Sequence[Text] = ()
         """Texts for which the models work now."""

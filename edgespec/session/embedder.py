@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from edgespec import registry
-from edgespec.concurrency.owning import Closeable, Users
+from edgespec.concurrency.owning import Closeable, Users, close_forgotten
 from edgespec.concurrency.worker import Worker
 from edgespec.errors import BudgetError, SessionClosed, UsageError
 from edgespec.memory import process
@@ -92,6 +92,7 @@ class Embedder(Closeable):
 
         Raises UsageError for no tokens or unknown ones, and ContextOverflow.
         """
+        tokens = arguments.token_ids("the text", tokens)
         for token in tokens:
             if not 0 <= token < self.target.n_vocab:
                 raise unknown_token(token, self.target.n_vocab)
@@ -112,15 +113,21 @@ class Embedder(Closeable):
         """
         if isinstance(input, str):
             return [*map(float, self.vector(self.encode(input), normalize))]
-        return [self.embed(text, normalize) for text in input]
+        return [self.embed(text, normalize) for text in arguments.texts("the input", input)]
 
     def cancel(self) -> None:
         """Make the running computation raise Cancelled; from any thread."""
-        self._model.cancel()
+        if self._users.inside:
+            self._model.cancel()
 
     def close(self) -> None:
         """End the running computation and free everything. Idempotent."""
         self._users.close(self._model.cancel, self._model.close)
+
+    def __del__(self) -> None:
+        users: Users | None = getattr(self, "_users", None)
+        if users is not None and not users.is_released:
+            close_forgotten(self, partial(users.close, self._model.cancel, self._model.close))
 
 
 @contextmanager

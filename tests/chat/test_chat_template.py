@@ -23,9 +23,9 @@ TOOL = {
 }
 
 
-def render(source: str, messages=HELLO, **variables) -> str:
+def render(source: str, messages=HELLO, tools=None, **variables) -> str:
     return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(
-        messages, **variables
+        messages, tools, **variables
     )
 
 
@@ -247,3 +247,8 @@ def test_tools_calls_and_results_are_text_where_the_template_does_not_know_them(
 
 def test_firefunctions_template_can_add_its_functions():
     assert render("{{ 'Functions: ' + functions }}") == "Functions: "
+
+
+def test_variables_of_the_names_of_arguments_are_left_out():
+    given = {"messages": [], "tools": []}
+    assert ChatTemplate(CHATML).render(HELLO, **given) == render(CHATML)

@@ -84,7 +84,7 @@ def test_tools_calls_and_variables_are_no_way_round():
     call = {"function": {"name": "add", "arguments": '{"</s>": "\\u003c/s>"}'}}
     tool = {"type": "function", "function": {"name": "add", "description": "</s>"}}
     pieces = ChatTemplate(source, control_tokens=CONTROL).pieces(
-        [{"role": "assistant", "tool_calls": [call]}], tools=[tool], extra=["</s>"]
+        [{"role": "assistant", "tool_calls": [call]}], [tool], extra=["</s>"]
     )
     assert "".join(pieces).count("</s>") == 4
     assert read(pieces) == []

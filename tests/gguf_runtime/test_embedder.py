@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -131,3 +133,26 @@ def test_a_reranker_is_refused(tmp_path: Path) -> None:
     model = write_encoder(tmp_path / "model.gguf", pooling=RANK)
     with refuses(ModelError):
         load_embedder(model)
+
+
+def test_a_cancel_that_finds_nothing_ends_no_later_text(encoder: Embedder) -> None:
+    expected = encoder.embed("x")
+    encoder.cancel()
+    assert encoder.embed("x") == expected
+
+
+def test_a_forgotten_embedder_is_closed_with_a_warning(files: dict[str, Path]) -> None:
+    embedder = load_embedder(files["encoder"])
+    users = embedder._users
+    with pytest.warns(ResourceWarning, match="Embedder"):
+        del embedder
+    for thread in threading.enumerate():
+        if thread.name == "edgespec-close":
+            thread.join()
+    assert users.is_released
+
+
+@pytest.mark.parametrize("tokens", ["a", None, [1.5]])
+def test_what_are_no_tokens_is_refused(encoder: Embedder, tokens: Any) -> None:
+    with refuses(UsageError):
+        encoder.vector(tokens)

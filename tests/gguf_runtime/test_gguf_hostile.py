@@ -133,6 +133,7 @@ def tokens(change: Callable[[list[str]], list[str]]) -> Callable[[Gguf], None]:
 
 NORM, QUERY = "blk.0.attn_norm.weight", "blk.0.attn_q.weight"
 DAMAGES = [
+    (tokens(lambda _: [""] * ((1 << 20) + 1)), "1,048,577 tokens"),
     (tensor(QUERY, shape=(64, 0)), "impossible shape"),
     (tensor(QUERY, shape=(64, 1 << 62)), f"impossible shape [64, {1 << 62}] in "),
     (tensor(QUERY, shape=(1 << 63, 1 << 63)), "impossible shape"),

@@ -59,6 +59,15 @@ def relocate(folder: Path, location: str) -> None:
     edit_graph(folder / "model.onnx", edit)
 
 
+def test_logits_of_a_type_that_numpy_lacks_are_refused(folder: Path) -> None:
+    def edit(model: onnx.ModelProto) -> None:
+        (logits,) = (value for value in model.graph.output if value.name == "logits")
+        logits.type.tensor_type.elem_type = onnx.TensorProto.BFLOAT16
+
+    edit_graph(folder / "model.onnx", edit)
+    prepare_refuses(folder)
+
+
 def test_a_folder_and_its_model_file_are_both_recognised(folder: Path) -> None:
     assert runtime.recognises(folder)
     assert runtime.recognises(folder / "model.onnx")

@@ -291,8 +291,6 @@ def test_a_running_session_refuses_what_loading_refuses(
 ) -> None:
     before = wide.plan.budget_bytes
     monkeypatch.setattr(process, "total_bytes", lambda: before)
-    with pytest.raises(
-        (BudgetError, UsageError), match=r"machine has|smaller size"
-    ):
+    with pytest.raises((BudgetError, UsageError), match=r"machine has|smaller size"):
         wide.set_memory_budget(size)
     assert wide.plan.budget_bytes == before

@@ -151,3 +151,8 @@ def test_a_forgotten_session_is_closed_with_a_warning(target: FakeModel) -> None
             thread.join()
     assert target._is_closed
     assert draft._is_closed
+
+
+def test_a_signals_handler_may_cancel_wherever_it_interrupts(session: Session) -> None:
+    with session._engine._lock:
+        session.cancel()

@@ -17,7 +17,7 @@ from edgespec_runtimes.gguf.file.layout import NONE
 MAX_LAYERS = 512
 """Most layers that llama.cpp supports."""
 MAX_EXPERTS = 1024
-MAX_CONTEXT, MAX_TOKENS = 1 << 30, 1 << 22
+MAX_CONTEXT, MAX_TOKENS = 1 << 30, 1 << 20
 IMPLIED_TOKEN = 11
 """Token that llama.cpp prepends to a text if a byte-level vocabulary does not define one."""
 EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
@@ -190,6 +190,8 @@ def _check_vocabulary(header: GgufFile, tokenizers: Sequence[str]) -> None:
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, GgufArray) or tokens.kind is not ValueType.STRING:
         raise _wrong(header, "tokenizer.ggml.tokens is not an array of strings")
+    if len(tokens) > MAX_TOKENS:
+        raise _wrong(header, f"the vocabulary has {len(tokens):,} tokens")
     texts = [
         text or b"[EMPTY_%d]" % token for token, text in enumerate(tokens.strings())
     ]  # llama.cpp's name for an empty token

@@ -144,6 +144,9 @@ def _n_vocab(logits: onnx.ValueInfoProto, where: str) -> int:
             f"{where}: its logits must be [batch, tokens, vocabulary], of all tokens: build it "
             "again without prune_lm_head"
         )
+    if (kind := logits.type.tensor_type.elem_type) not in {*_FLOATS, TensorProto.DOUBLE}:
+        name = TensorProto.DataType.Name(kind)
+        raise ModelError(f"{where} gives its logits as {name}: export it as FLOAT or FLOAT16")
     if dims[2].dim_value > MAX_VOCABULARY:
         raise ModelError(
             f"{where} is damaged: its logits are those of {dims[2].dim_value:,} tokens, no model "

@@ -73,7 +73,8 @@ def read_vocabulary(
         raise ModelError(f"{path} is missing: an ONNX model needs its tokenizer.json beside it")
     with _damage_told(path):
         tokenizer = Tokenizer.from_str(content)
-        description = json.loads(content)
+        decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else {}
+    del content
     tokenizer.no_padding()
     tokenizer.no_truncation()
     names: dict[int, str] = {
@@ -85,14 +86,14 @@ def read_vocabulary(
             f"{path} does not match the model: it has a token {largest:,}, the model has "
             f"{n_vocab:,}; copy the tokenizer.json that the model was exported with"
         )
-    text_of = _decoder(description, path)
-    added = {int(token["id"]): token for token in description.get("added_tokens", ())}
+    text_of = _decoder(decoder, path)
+    added = tokenizer.get_added_tokens_decoder()
     table, pieces = [], []
     for token in range(n_vocab):
         name = names.get(token, f"[PAD{token}]")
         table.append(name.encode())
         if token in added:
-            pieces.append(b"" if added[token].get("special") else name.encode())
+            pieces.append(b"" if added[token].special else name.encode())
         else:
             pieces.append(text_of(name) if token in names else b"")
     eog = {token for config in configs for token in _ids(config.get("eos_token_id"))}
@@ -109,7 +110,7 @@ def read_vocabulary(
     control = frozenset(
         names[token]
         for token, about in added.items()
-        if token in names and (about.get("special") or token in eog)
+        if token in names and (about.special or token in eog)
     )
     complete_format = replace(
         chat_format(folder),
@@ -132,9 +133,8 @@ def _damage_told(path: Path) -> Iterator[None]:
         raise ModelError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from error
 
 
-def _decoder(description: Mapping[str, Any], path: Path) -> Any:
+def _decoder(decoder: Mapping[str, Any], path: Path) -> Any:
     """A function from a token's text in the file to its bytes. Raises ModelError."""
-    decoder = description.get("decoder") or {}
     kinds = [decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", ()))]
     if "ByteLevel" in kinds:
         return _byte_level
