@@ -26,7 +26,7 @@ from edgespec.completions.requests import MAX_STOPS, ChatRequest, callable_tools
 from edgespec.settings.config import INT32_MAX
 
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:.*\n*")
-"""What Claude Code puts first, with a hash of each request: nothing read before could be used."""
+"""The line that Claude Code puts first: a hash in it would let nothing that was read be reused."""
 
 
 class Thinking(RequestPart):
