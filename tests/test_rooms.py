@@ -216,7 +216,7 @@ MOST_LINES = {
     "batch": 509,
     "bench": 1232,
     "chat": 1425,
-    "cli": 4481,
+    "cli": 4485,
     "completions": 3818,
     "concurrency": 487,
     "diagnosis": 481,

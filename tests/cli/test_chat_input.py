@@ -1,6 +1,7 @@
 """Lines of a pipe, and the history of a terminal."""
 
 import io
+import os
 import stat
 import sys
 from pathlib import Path
@@ -59,3 +60,12 @@ def test_a_history_on_a_full_disk_ends_no_conversation():
 
 def test_a_path_of_a_user_that_is_not_known_is_a_path():
     assert chat._path("~nobody-here/talk", "/save") == Path("~nobody-here/talk")
+
+
+def test_what_is_typed_is_not_written_to_a_file_of_answers(monkeypatch):
+    pty = pytest.importorskip("pty")
+    _, slave = pty.openpty()
+    with os.fdopen(slave, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", io.StringIO())
+        monkeypatch.setattr(sys, "stderr", terminal)
+        assert chat_input._session(None).output.stdout is terminal

@@ -97,6 +97,7 @@ def _session(history: Path | None) -> PromptSession[str]:
         from prompt_toolkit.completion import WordCompleter
         from prompt_toolkit.history import FileHistory
         from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+        from prompt_toolkit.output import create_output
     bindings = KeyBindings()
 
     class History(FileHistory):
@@ -112,7 +113,10 @@ def _session(history: Path | None) -> PromptSession[str]:
     def _break(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
+    # where answers go to a file, what is typed is shown on stderr
+    is_shown = sys.stdout is not None and sys.stdout.isatty()
     return PromptSession(
+        output=None if is_shown else create_output(always_prefer_tty=True),
         history=None if history is None else History(str(history)),
         multiline=True,
         key_bindings=bindings,
