@@ -54,6 +54,11 @@ if system == "win32":  # what Windows has, told by this system's
     ctypes.CDLL.__init__ = lambda self, name=None, *rest, **more: load(
         self, None if name == "msvcrt" else name, *rest, **more
     )
+if system == "darwin":
+    import fcntl
+    control = fcntl.fcntl
+    fcntl.F_NOCACHE = 48
+    fcntl.fcntl = lambda file, what, *rest: 0 if what == 48 else control(file, what, *rest)
 sys.platform = system
 for module in modules:
     sys.modules[module] = None

@@ -9,7 +9,6 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 from edgespec import registry
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
+from edgespec.files.unfinished import scratch_folder
 from edgespec.memory import process
 from edgespec.paging import disk_speed
 from edgespec.paging.reader import READ_BYTES
@@ -102,7 +102,7 @@ def _speed(folder: Path, file: Path | None) -> float | None:
     """Bytes per second of reads from `file`, or from a temporary file."""
     if file is not None and file.stat().st_size >= 8 * READ_BYTES:
         return disk_speed.bytes_per_second(file)
-    with tempfile.NamedTemporaryFile(dir=folder) as sample:
+    with scratch_folder(folder) as scratch, (scratch / "sample").open("wb") as sample:
         began = time.perf_counter()
         while sample.tell() < SAMPLE_BYTES and time.perf_counter() - began < 1.0:
             sample.write(os.urandom(1 << 20))

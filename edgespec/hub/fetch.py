@@ -105,7 +105,12 @@ class Hub:
         commit, files = self._listed(reference.repo)
         model, folder = choose(reference, files), self._folder(reference.repo)
         blobs = {file: folder / "blobs" / file.digits for file in files}
-        missing = {file: blobs[file] for file in model.files if not blobs[file].exists()}
+        snapshot, newest = folder / "snapshots" / commit, folder / "refs" / "main"
+        missing = {
+            file: blobs[file]
+            for file in model.files
+            if not (blobs[file].exists() or (snapshot / file.name).exists())
+        }
         total_bytes = sum(file.size_bytes for file in missing)
 
         def here_bytes() -> int:
@@ -128,7 +133,6 @@ class Hub:
         for file, blob in missing.items():
             url = hf_hub_url(reference.repo, file.name, revision=commit, endpoint=self.endpoint)
             _fetch(file, blob, url, headers, report)
-        snapshot, newest = folder / "snapshots" / commit, folder / "refs" / "main"
         for file in (file for file in files if blobs[file].exists()):  # earlier commits' too
             _link(snapshot / file.name, blobs[file])
         newest.parent.mkdir(parents=True, exist_ok=True)
@@ -226,8 +230,13 @@ def _link(path: Path, blob: Path) -> None:
     with suppress(FileExistsError):
         try:  # a relative link, so that the cache can be moved
             path.symlink_to(os.path.relpath(blob, path.parent))
+        except FileExistsError:
+            raise
         except (OSError, NotImplementedError):  # forbidden, as on Windows
-            path.hardlink_to(blob)
+            try:
+                path.hardlink_to(blob)
+            except OSError:  # exFAT has no links: as huggingface_hub does there
+                blob.replace(path)
 
 
 def _fetch(

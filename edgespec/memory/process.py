@@ -55,8 +55,8 @@ def round_up_to_step(nbytes: int) -> int:
 
 def peak_rss_bytes() -> int:
     """Peak resident memory since this process started."""
-    if sys.platform == "linux":
-        return cgroups.table(_ROOT / "proc/self/status")["VmHWM"]
+    if peak := cgroups.table(_ROOT / "proc/self/status").get("VmHWM"):  # gVisor has none
+        return peak
     if sys.platform == "win32":
         import psutil
 
@@ -76,8 +76,9 @@ def available_bytes(root: Path = _ROOT) -> int:
         import psutil
 
         return int(psutil.virtual_memory().available)
-    machine = cgroups.table(root / "proc/meminfo")["MemAvailable"]
-    return max(0, min(machine, cgroups.memory_left(root)))
+    machine = cgroups.table(root / "proc/meminfo")
+    free = machine.get("MemAvailable") or machine["MemFree"]  # all that WSL 1 has
+    return max(0, min(free, cgroups.memory_left(root)))
 
 
 def total_bytes(root: Path = _ROOT) -> int:
@@ -202,7 +203,9 @@ def usable_cores(root: Path = _ROOT) -> int:
     logical = os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
     physical = _physical_cores(root) or logical
-    return max(1, min(allowed * physical // logical, int(cgroups.cpu_quota(root))))
+    # logical ones are fewer where musl counts those allowed, or PYTHON_CPU_COUNT is set
+    cores = allowed * physical // max(logical, allowed, physical)
+    return max(1, min(cores, logical, int(cgroups.cpu_quota(root))))
 
 
 def _physical_cores(root: Path) -> int | None:

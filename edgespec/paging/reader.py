@@ -5,6 +5,7 @@ Knows files, extents, segments and their layout in memory, but not when or why t
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import sys
@@ -133,6 +134,9 @@ def _runs(extents: Sequence[Extent]) -> tuple[Run, ...]:
     return tuple(runs)
 
 
+_MAP_FIXED = 0x10
+
+
 class AlignedMemory(Closeable):
     """Private, block-aligned memory that becomes resident where it is written.
 
@@ -157,8 +161,14 @@ class AlignedMemory(Closeable):
 
     def forget(self, start: int = 0, nbytes: int | None = None) -> None:
         """Free all pages, or those of a range of whole blocks; the address range stays mapped."""
-        if sys.platform != "win32":
-            nbytes = self.nbytes - start if nbytes is None else nbytes
+        nbytes = self.nbytes - start if nbytes is None else nbytes
+        if sys.platform == "darwin":  # its madvise leaves pages in the process
+            libc = ctypes.CDLL(None)
+            libc.mmap.restype = ctypes.c_void_p
+            place = ctypes.c_void_p(self.address + start), ctypes.c_size_t(nbytes)
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+            libc.mmap(*place, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, ctypes.c_longlong(0))
+        elif sys.platform != "win32":
             self._map.madvise(mmap.MADV_DONTNEED, start, nbytes)
 
     def close(self) -> None:
@@ -335,7 +345,12 @@ def _opened(path: Path, past_cache: bool) -> tuple[int, bool]:
                 return descriptor, True
             except OSError:
                 os.close(descriptor)
-    return os.open(path, os.O_RDONLY), False
+    descriptor = os.open(path, os.O_RDONLY)
+    if sys.platform == "darwin" and past_cache:
+        import fcntl
+
+        fcntl.fcntl(descriptor, fcntl.F_NOCACHE, 1)
+    return descriptor, False
 
 
 def read_segment(

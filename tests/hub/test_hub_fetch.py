@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import os
 import shutil
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
@@ -345,3 +346,16 @@ def test_a_model_of_an_earlier_commit_stays_in_the_cache(hub, tmp_path):
     hub.commit = "c" * 40
     fetch(hub, tmp_path, f"{REPO}:Q8_0")
     assert fetch(hub, tmp_path, offline=True).path.read_bytes() == MODEL
+
+
+def test_a_cache_without_links_holds_the_file_itself(hub, tmp_path, monkeypatch):
+    """As on exFAT: gigabytes were fetched, and then could not be linked."""
+
+    def fails(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "symlink", fails)
+    monkeypatch.setattr(os, "link", fails)
+    for options in ({}, {}, {"offline": True}):
+        assert fetch(hub, tmp_path, **options).path.read_bytes() == MODEL
+    assert hub.ranges == ["bytes=0-"]

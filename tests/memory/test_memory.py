@@ -140,16 +140,31 @@ def test_a_cpu_quota_limits_the_cores(machine: FakeMachine):
     assert process.usable_cores(machine.root) == 1
 
 
+@pytest.mark.parametrize(("n_logical", "n_allowed", "n_cores"), [(8, 6, 3), (2, 2, 2), (4, 8, 4)])
 def test_second_threads_of_cores_are_no_cores(
-    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+    n_logical: int,
+    n_allowed: int,
+    n_cores: int,
+    machine: FakeMachine,
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    """Six of eight processors, two on each of four cores."""
+    """Of eight processors, two on each of four cores; musl counts those allowed, and
+    PYTHON_CPU_COUNT limits them."""
     for cpu in range(8):
         name = f"sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list"
         machine.write(name, f"{cpu % 4},{cpu % 4 + 4}\n")
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(6))
-    assert process.usable_cores(machine.root) == 3
+    monkeypatch.setattr(os, "cpu_count", lambda: n_logical)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(n_allowed))
+    assert process.usable_cores(machine.root) == n_cores
+
+
+def test_what_gvisor_and_wsl_1_do_not_tell_is_known(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+):
+    machine.write("proc/meminfo", "MemTotal: 8388608 kB\nMemFree: 4194304 kB\n")
+    assert process.available_bytes(machine.root) == 4 * GIB
+    monkeypatch.setattr(process.cgroups, "table", lambda _: {"VmRSS": 1})
+    assert process.peak_rss_bytes() > MIB
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's files")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import random
+import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgespec.errors import WeightReadError
+from edgespec.memory.cgroups import table
 from edgespec.paging.reader import (
     BLOCK_BYTES,
     AlignedMemory,
@@ -154,3 +157,20 @@ def fails_looking_into(memory: AlignedMemory) -> None:
     view = memory.view(0, BLOCK_BYTES)
     view[:4] = b"full"
     raise WeightReadError("cut short")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's files")
+def test_memory_is_given_back_where_advice_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS, by mapping the pages anew."""
+
+    def resident() -> int:
+        return table(Path("/proc/self/status"))["VmRSS"]
+
+    with closing(AlignedMemory(8 << 20)) as memory:
+        memory.view(0, 8 << 20)[:] = b"x" * (8 << 20)
+        before = resident()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "platform", "darwin")
+            memory.forget(1 << 20)
+        assert before - resident() > 6 << 20
+        assert bytes(memory.view(0, 1)) == b"x" and bytes(memory.view(1 << 20, 1)) == b"\0"
