@@ -349,7 +349,7 @@ def test_a_model_of_an_earlier_commit_stays_in_the_cache(hub, tmp_path):
 
 
 def test_a_cache_without_links_holds_the_file_itself(hub, tmp_path, monkeypatch):
-    """As on exFAT: gigabytes were fetched, and then could not be linked."""
+    """On exFAT gigabytes were fetched, and then could not be linked."""
 
     def fails(*_: object) -> None:
         raise PermissionError(errno.EPERM, "no links here")

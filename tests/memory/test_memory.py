@@ -148,7 +148,7 @@ def test_second_threads_of_cores_are_no_cores(
     machine: FakeMachine,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Of eight processors, two on each of four cores; musl counts those allowed, and
+    """Eight processors, two on each of four cores; musl counts those allowed, and
     PYTHON_CPU_COUNT limits them."""
     for cpu in range(8):
         name = f"sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list"

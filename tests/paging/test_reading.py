@@ -161,7 +161,7 @@ def fails_looking_into(memory: AlignedMemory) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's files")
 def test_memory_is_given_back_where_advice_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on macOS, by mapping the pages anew."""
+    """macOS maps the pages anew."""
 
     def resident() -> int:
         return table(Path("/proc/self/status"))["VmRSS"]
